@@ -1,0 +1,88 @@
+"""What a test needs of the machine, and what becomes of it where that is missing.
+
+A test says `@pytest.mark.needs("engine")`. On a machine without that it is left out, and named at
+the end of the run; with REQUIRE_ALL=1 in the environment it fails instead, so that nothing can be
+left out unseen.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent
+
+
+def _has_environment(name: str) -> bool:
+    return (ROOT / ".venvs" / name / "bin" / "python").exists()
+
+
+def _has_cpp_grpc() -> bool:
+    tools = ("g++", "make", "protoc", "grpc_cpp_plugin", "pkg-config")
+    return (
+        all(shutil.which(tool) for tool in tools)
+        and subprocess.run(["pkg-config", "--exists", "grpc++", "protobuf"], check=False).returncode
+        == 0
+    )
+
+
+# What there is to need: how to see whether it is there, and how to get it.
+NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
+    "engine": (
+        lambda: _has_environment("engine"),
+        "the engine's environment: make setup",
+    ),
+    "tritonclient": (
+        lambda: _has_environment("tritonclient"),
+        "Triton's own client: make setup",
+    ),
+    "curl": (
+        lambda: shutil.which("curl") is not None,
+        "curl: apt-get install curl",
+    ),
+    "cpp-grpc": (
+        _has_cpp_grpc,
+        "a C++ compiler and gRPC for C++: apt-get install g++ make pkg-config libgrpc++-dev "
+        "libprotobuf-dev protobuf-compiler protobuf-compiler-grpc",
+    ),
+}
+_REQUIRE_ALL = os.environ.get("REQUIRE_ALL", "") not in ("", "0")
+
+_left_out = pytest.StashKey[dict[str, list[str]]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"needs(name): what the test needs of: {', '.join(NEEDS)}")
+    config.stash[_left_out] = {}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    present: dict[str, bool] = {}
+    for item in items:
+        for need in {name for mark in item.iter_markers("needs") for name in mark.args}:
+            if need not in NEEDS:
+                raise pytest.UsageError(
+                    f"{item.nodeid} needs {need!r}, which is none of {[*NEEDS]}"
+                )
+            check, how = NEEDS[need]
+            if not present.setdefault(need, check()):
+                config.stash[_left_out].setdefault(need, []).append(item.nodeid)
+                item.add_marker(pytest.mark.skip(reason=f"needs {how}"))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if _REQUIRE_ALL and session.config.stash[_left_out]:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    for need, tests in config.stash[_left_out].items():
+        verdict = "REQUIRE_ALL is set, so this fails" if _REQUIRE_ALL else "left out"
+        terminalreporter.section(f"{verdict}: {len(tests)} tests need {NEEDS[need][1]}")
+        for test in tests:
+            terminalreporter.write_line(f"  {test}")
