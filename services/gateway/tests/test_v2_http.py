@@ -1,0 +1,230 @@
+"""KServe v2 over HTTP on a real Triton."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tidegate_gateway import images
+
+pytestmark = pytest.mark.needs("engine")
+
+VALUES: dict[str, list[Any]] = {
+    "BOOL": [True, False],
+    "UINT8": [0, 255],
+    "UINT16": [0, 2**16 - 1],
+    "UINT32": [0, 2**32 - 1],
+    "UINT64": [0, 2**64 - 1],
+    "INT8": [-128, 127],
+    "INT16": [-(2**15), 2**15 - 1],
+    "INT32": [-(2**31), 2**31 - 1],
+    "INT64": [-(2**63), 2**63 - 1],
+    "FP16": [0.5, -2.0],
+    "BF16": [0.5, -2.0],
+    "FP32": [1.25, -3.5],
+    "FP64": [0.1, 1e300],
+    "BYTES": ["wave", "größer"],
+}
+
+
+def tensor(datatype: str, shape: list[int], data: Any, name: str = "input") -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": shape, "data": data}
+
+
+def error(response: httpx.Response) -> str:
+    assert set(response.json()) == {"error"}, response.text
+    return str(response.json()["error"])
+
+
+def infer(client: httpx.Client, model: str, *inputs: Any, **members: Any) -> httpx.Response:
+    return client.post(f"/v2/models/{model}/infer", json={"inputs": inputs, **members})
+
+
+@pytest.mark.parametrize("datatype", VALUES)
+def test_every_datatype_comes_back(client: httpx.Client, datatype: str) -> None:
+    values = VALUES[datatype]
+    response = infer(client, "identity", tensor(datatype, [2], values, f"INPUT_{datatype}"))
+    assert response.status_code == 200, response.text
+    (output,) = response.json()["outputs"]
+    assert output == tensor(datatype, [2], values, f"OUTPUT_{datatype}")
+
+
+def test_a_photo_as_json(client: httpx.Client, photos: Mapping[str, bytes]) -> None:
+    image = images.decode(photos["camera.png"], 10**9)
+    side = 0.875 * min(image.size)
+    left, top = (image.width - side) / 2, (image.height - side) / 2
+    small = image.resize((224, 224), 3, (left, top, left + side, top + side))
+    pixels = (np.asarray(small, np.float32).transpose(2, 0, 1) - 127) / 128
+    response = infer(
+        client, "image_classifier", tensor("FP32", [1, 3, 224, 224], pixels[None].tolist())
+    )
+    assert response.status_code == 200, response.text
+    (output,) = response.json()["outputs"]
+    assert output["shape"] == [1, 1000]
+    assert int(np.argmax(output["data"])) == 872  # tripod
+
+
+def test_id_version_and_wanted_outputs(client: httpx.Client) -> None:
+    response = client.post(
+        "/v2/models/slow/versions/1/infer",
+        json={
+            "id": "mine",
+            "inputs": [tensor("FP32", [1], [7])],
+            "outputs": [{"name": "output"}],
+        },
+    )
+    assert response.json() == {
+        "model_name": "slow",
+        "model_version": "1",
+        "id": "mine",
+        "outputs": [tensor("FP32", [1], [7.0], "output")],
+    }
+
+
+def test_metadata_and_health(client: httpx.Client) -> None:
+    assert client.get("/v2").json()["name"] == "tidegate"
+    assert client.get("/v2/health/live").json() == {"live": True}
+    assert client.get("/v2/health/ready").json() == {"ready": True}
+    assert client.get("/v2/models/slow/ready").json() == {"name": "slow", "ready": True}
+    expected = {
+        "name": "slow",
+        "versions": ["1"],
+        "platform": "python",
+        "inputs": [
+            {"name": "input", "datatype": "FP32", "shape": [-1]},
+            {"name": "delay_ms", "datatype": "INT32", "shape": [1]},
+        ],
+        "outputs": [{"name": "output", "datatype": "FP32", "shape": [-1]}],
+    }
+    assert client.get("/v2/models/slow").json() == expected
+    assert client.get("/v2/models/slow/versions/1").json() == expected
+
+
+def test_what_is_not_there(client: httpx.Client) -> None:
+    for path, message in {
+        "/v2/models/nobody": "no engine has model 'nobody'",
+        "/v2/models/slow/versions/9": "no engine has model 'slow' in version 9",
+    }.items():
+        response = client.get(path)
+        assert (response.status_code, error(response)) == (404, message)
+    response = client.get("/v2/models/nobody/ready")
+    assert (response.status_code, response.json()) == (503, {"name": "nobody", "ready": False})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (
+            [tensor("FP64", [1], [1.0])],
+            "model 'slow': input 'input': expected datatype FP32, got FP64",
+        ),
+        (
+            [tensor("FP32", [1, 1], [1.0])],
+            "model 'slow': input 'input': expected shape [-1], got [1, 1]",
+        ),
+        (
+            [tensor("FP32", [2], [1.0])],
+            "input 'input': expected 2 elements for shape [2], got 1",
+        ),
+        (
+            [tensor("FP32", [1], [1.0]), tensor("INT32", [2], [1, 2], "delay_ms")],
+            "model 'slow': input 'delay_ms': expected shape [1], got [2]",
+        ),
+        (
+            [tensor("FP32", [1], [1.0], "other")],
+            "model 'slow': expected inputs of ['input', 'delay_ms'], got 'other'; "
+            "input 'input' (FP32 [-1]) is missing",
+        ),
+        ([], "model 'slow': input 'input' (FP32 [-1]) is missing"),
+        (
+            [tensor("FLOAT", [1], [1.0])],
+            "input 'input': expected a datatype of BOOL, UINT8, UINT16, UINT32, UINT64, INT8, "
+            "INT16, INT32, INT64, FP16, FP32, FP64, BF16, BYTES, got 'FLOAT'",
+        ),
+        (
+            [tensor("FP32", [1], ["one"])],
+            "input 'input': expected a number for FP32 at element 0, got a string",
+        ),
+        (
+            [tensor("FP32", [-1], [1.0])],
+            "input 'input': expected 'shape' to hold whole numbers of 0 to 2147483647, got -1",
+        ),
+        (
+            [{"name": "input", "shape": [1], "datatype": "FP32"}],
+            "input 'input': expected member 'data', got none",
+        ),
+        (["input"], "input 0: expected an object, got a string"),
+    ],
+)
+def test_bad_tensors_are_refused_exactly(
+    client: httpx.Client, inputs: list[Any], message: str
+) -> None:
+    response = infer(client, "slow", *inputs)
+    assert (response.status_code, error(response)) == (400, message)
+
+
+def test_an_unknown_output_is_refused(client: httpx.Client) -> None:
+    response = infer(client, "slow", tensor("FP32", [1], [1]), outputs=[{"name": "nothing"}])
+    assert (response.status_code, error(response)) == (
+        400,
+        "model 'slow': expected outputs of ['output'], got 'nothing'",
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "the body is not JSON: "),
+        (b"{", "the body is not JSON: "),
+        (b"[]", "the body: expected a JSON object, got a list"),
+        (b"{}", "the request: expected member 'inputs' as a list, got none"),
+        (b'{"inputs": {}}', "the request: expected member 'inputs' as a list, got an object"),
+        (b'{"inputs": [], "id": 3}', "the request: expected member 'id' as a string, got 3"),
+        (
+            b'{"inputs": [], "parameters": {"a": []}}',
+            "parameter 'a': expected a string, number or boolean, got a list",
+        ),
+    ],
+)
+def test_bad_documents_are_refused_exactly(client: httpx.Client, body: bytes, message: str) -> None:
+    response = client.post("/v2/models/slow/infer", content=body)
+    assert response.status_code == 400
+    assert error(response).startswith(message)
+
+
+def test_a_body_over_the_limit_is_refused(client: httpx.Client) -> None:
+    response = client.post("/v2/models/slow/infer", content=bytes(64 * 2**20 + 1))
+    assert (response.status_code, error(response)) == (
+        413,
+        "the body: expected at most 67108864 bytes (http.max_body_bytes), got more",
+    )
+
+
+def test_a_decoupled_model_cannot_be_asked_for_one_answer(client: httpx.Client) -> None:
+    response = infer(client, "repeat", tensor("INT32", [1], [1], "count"))
+    assert response.status_code == 400
+    assert error(response).startswith("model 'repeat' cannot be asked in this way: ")
+
+
+def test_a_batch_over_the_models_limit_is_refused(client: httpx.Client) -> None:
+    response = infer(client, "batching", tensor("FP32", [9, 1], [0.0] * 9))
+    assert (response.status_code, error(response)) == (
+        400,
+        "model 'batching': input 'input': expected a batch of at most 8, got 9",
+    )
+
+
+def test_the_request_id_comes_back(client: httpx.Client) -> None:
+    assert client.get("/v2", headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    own = client.get("/v2").headers["x-request-id"]
+    assert len(own) == 32
+    refused = client.get("/nowhere", headers={"x-request-id": "two words"})
+    assert (refused.status_code, len(refused.headers["x-request-id"])) == (404, 32)
+
+
+def test_the_documentation_is_there(client: httpx.Client) -> None:
+    document = client.get("/openapi.json").json()
+    assert {"/predict", "/predict/v2", "/v2/models/{model}/infer"} <= set(document["paths"])
+    assert client.get("/docs").status_code == 200

@@ -1,0 +1,92 @@
+"""One record a request: what it asked, how it ended, how long it took.
+
+Both protocols keep the same record, so that a line in the log and a metric mean the same whichever
+way a request came. The adapter begins it, fills in what it learns, and ends it once.
+"""
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tidegate_gateway.errors import RequestError
+from tidegate_gateway.logs import REQUEST_ID
+from tidegate_gateway.metrics import UNKNOWN_MODEL, Metrics
+
+REQUEST_ID_HEADER = "x-request-id"
+
+_log = logging.getLogger("tidegate_gateway.access")
+
+# What is taken over from a client, so that nothing else can be written into our log or headers.
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+@dataclass(slots=True)
+class Access:
+    """What is known of a request so far.
+
+    Attributes:
+        protocol: http or grpc.
+        route: the path template or the gRPC method; never what the client wrote.
+        model: its name, once an engine has said that it knows it; "" until then.
+        version: the one that answered; "" while none has.
+        status: the HTTP status or the gRPC code's name.
+        error: what went wrong, if anything.
+    """
+
+    request_id: str
+    protocol: str
+    route: str = "_unknown"
+    model: str = ""
+    version: str = ""
+    status: str = ""
+    error: RequestError | None = None
+    began: float = field(default_factory=time.monotonic)
+
+
+@contextmanager
+def recorded(protocol: str, request_id: str | None, metrics: Metrics) -> Iterator[Access]:
+    """Keep the record of a request; at the end it becomes a log line and metrics.
+
+    Args:
+        request_id: the client's own, which is kept when it is 1 to 128 visible ASCII characters;
+            otherwise the request gets a new one.
+    """
+    own = request_id if request_id and _REQUEST_ID.fullmatch(request_id) else uuid.uuid4().hex
+    access = Access(request_id=own, protocol=protocol)
+    token = REQUEST_ID.set(own)
+    in_flight = metrics.in_flight.labels(protocol)
+    in_flight.inc()
+    try:
+        yield access
+    finally:
+        in_flight.dec()
+        _finish(access, metrics)
+        REQUEST_ID.reset(token)
+
+
+def _finish(access: Access, metrics: Metrics) -> None:
+    seconds = time.monotonic() - access.began
+    metrics.answered(
+        protocol=access.protocol,
+        route=access.route,
+        model=access.model or UNKNOWN_MODEL,
+        status=access.status,
+        seconds=seconds,
+    )
+    fields = {
+        "protocol": access.protocol,
+        "route": access.route,
+        "status": access.status,
+        "duration_ms": round(seconds * 1000, 3),
+    }
+    if access.model:
+        fields |= {"model": access.model, "model_version": access.version}
+    if access.error is not None:
+        fields |= {"error": access.error.message, "error_type": type(access.error).__name__}
+        if access.error.detail:
+            fields["detail"] = access.error.detail
+    _log.info("answered" if access.error is None else "refused", extra=fields)

@@ -1,0 +1,56 @@
+"""The port for Kubernetes and Prometheus: /livez, /readyz, /metrics.
+
+Readiness is about this gateway alone. Were it to fall with the engines, an outage of theirs would
+take every gateway out of its Service, and clients would get connection errors in place of a 503
+that says when to try again.
+"""
+
+from dataclasses import dataclass
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from tidegate_gateway.metrics import CONTENT_TYPE, Metrics
+
+
+@dataclass(slots=True)
+class Readiness:
+    """Whether clients should be sent here.
+
+    Attributes:
+        listening: the listeners for clients are open.
+        draining: this gateway is about to leave.
+    """
+
+    listening: bool = False
+    draining: bool = False
+
+    def reason_against(self) -> str:
+        """Why not, or ""."""
+        if self.draining:
+            return "draining"
+        return "" if self.listening else "the listeners are not open yet"
+
+
+def admin_app(readiness: Readiness, metrics: Metrics) -> Starlette:
+    """The ASGI application of the admin port."""
+
+    async def livez(_: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(_: Request) -> Response:
+        reason = readiness.reason_against()
+        return PlainTextResponse(f"{reason or 'ok'}\n", status_code=503 if reason else 200)
+
+    async def exposition(_: Request) -> Response:
+        return Response(metrics.exposition(), media_type=CONTENT_TYPE)
+
+    return Starlette(
+        routes=[
+            Route("/livez", livez),
+            Route("/readyz", readyz),
+            Route("/metrics", exposition),
+        ]
+    )

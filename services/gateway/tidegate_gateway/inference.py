@@ -1,0 +1,275 @@
+"""The heart: what it means to answer a request.
+
+    infer      validate → attempt → answer
+    classify   validate → decode → attempt → score
+
+Everything is said here in the domain's words. Which protocol a request came by, and which one the
+engine speaks, is known only to the modules on either side; `Upstream` is all that is asked of the
+latter.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tidegate_gateway import images
+from tidegate_gateway.attempts import Deadline
+from tidegate_gateway.catalogue import Catalogue
+from tidegate_gateway.errors import EngineFailed, InvalidInput, ModelNotFound
+from tidegate_gateway.images import ImageContract, ImageDecoder
+from tidegate_gateway.models import Model, TensorSpec, check_inputs, check_outputs
+from tidegate_gateway.tensors import Tensor, to_array
+
+Parameter = bool | int | str | float
+
+ENGINES_CHOICE = ""
+"""The version of a request that leaves it to the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One inference.
+
+    Attributes:
+        version: the version wanted, or ENGINES_CHOICE.
+        inputs: the tensors sent.
+        outputs: names of the tensors wanted; all of them when empty.
+        id: the client's own name for the request; the answer carries it.
+        parameters: passed on to the engine.
+    """
+
+    model: str
+    inputs: Sequence[Tensor]
+    version: str = ENGINES_CHOICE
+    outputs: Sequence[str] = ()
+    id: str = ""
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """The answer to a Request; `version` is the one that answered ("" where the engine's protocol
+    does not say)."""
+
+    model: str
+    version: str
+    outputs: Sequence[Tensor]
+    id: str = ""
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One class that an image may show.
+
+    Attributes:
+        index: its place in the model's output.
+        label: its name, or None where the model has no labels.
+        score: as the model's parameter `scores` says: softmax, or as it is.
+    """
+
+    index: int
+    label: str | None
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """What an image shows.
+
+    Attributes:
+        version: as in Response.
+        predictions: the whole output tensor, batch first.
+        top: the best candidates, best first.
+    """
+
+    model: str
+    version: str
+    predictions: npt.NDArray[Any]
+    top: Sequence[Candidate]
+
+
+class Upstream(Protocol):
+    """What is asked of the engines. Every method raises the domain's errors, and none other."""
+
+    async def infer(self, request: Request, deadline: Deadline) -> Response:
+        """Run `request`, which has been validated."""
+        ...
+
+    async def describe(self, model: str, version: str, deadline: Deadline) -> Model:
+        """What the engine says of a model."""
+        ...
+
+    async def labels(
+        self, request: Request, output: TensorSpec, deadline: Deadline
+    ) -> Sequence[str | None]:
+        """The label of each class of `output`, by index. `request` is one that the model answers:
+        some engines tell their labels only with an answer."""
+        ...
+
+    async def server_ready(self, deadline: Deadline) -> bool:
+        """Whether an engine takes requests."""
+        ...
+
+    async def model_ready(self, model: str, version: str, deadline: Deadline) -> bool:
+        """Whether an engine serves that version of that model."""
+        ...
+
+
+class Inference:
+    """Answers requests through `upstream`.
+
+    Args:
+        description_ttl_s: seconds for which descriptions and labels are remembered.
+        description_timeout_s: seconds that the engine has to describe a model.
+    """
+
+    def __init__(
+        self,
+        upstream: Upstream,
+        decoder: ImageDecoder,
+        *,
+        description_ttl_s: float,
+        description_timeout_s: float,
+    ) -> None:
+        self._upstream = upstream
+        self._decoder = decoder
+        self._models: Catalogue[tuple[str, str], Model] = Catalogue(
+            lambda key, deadline: upstream.describe(*key, deadline),
+            ttl_s=description_ttl_s,
+            timeout_s=description_timeout_s,
+        )
+        self._labels: dict[tuple[str, str], tuple[Model, Sequence[str | None]]] = {}
+
+    async def close(self) -> None:
+        """End what this has begun on its own."""
+        await self._models.close()
+
+    async def model(self, name: str, version: str, deadline: Deadline) -> Model:
+        """What is known of a model; raises ModelNotFound and whatever the engine does."""
+        return await self._models.get((name, version), deadline)
+
+    async def server_ready(self, deadline: Deadline) -> bool:
+        """Whether an engine takes requests."""
+        return await self._upstream.server_ready(deadline)
+
+    async def model_ready(self, name: str, version: str, deadline: Deadline) -> bool:
+        """Whether an engine serves that version of that model."""
+        return await self._upstream.model_ready(name, version, deadline)
+
+    async def infer(self, request: Request, deadline: Deadline) -> Response:
+        """The answer to `request`.
+
+        Raises:
+            RequestError: any of the domain's errors.
+        """
+        model = await self.model(request.model, request.version, deadline)
+        check_inputs(model, request.inputs)
+        check_outputs(model, request.outputs)
+        return await self._attempt(request, deadline)
+
+    async def classify(
+        self, name: str, version: str, file: bytes, top: int, deadline: Deadline
+    ) -> Classification:
+        """What the image in `file` shows, by the contract that the model states.
+
+        Args:
+            top: how many candidates are wanted.
+
+        Raises:
+            RequestError: any of the domain's errors.
+        """
+        model = await self.model(name, version, deadline)
+        contract = images.contract_of(model)
+        output = _scores_output(model)
+        tensor = await deadline.wait_for(self._decoder.decode(file, contract))
+        request = Request(model=name, version=version, inputs=[tensor], outputs=[output.name])
+        response = await self._attempt(request, deadline)
+        predictions = _batch_of_one(response, output, contract)
+        labels = await self._labels_of(model, output, request, response.version, deadline)
+        return Classification(
+            model=response.model,
+            version=response.version,
+            predictions=predictions,
+            top=_best(_scores(model, predictions[0]), labels, top),
+        )
+
+    async def _attempt(self, request: Request, deadline: Deadline) -> Response:
+        try:
+            return await self._upstream.infer(request, deadline)
+        except (InvalidInput, ModelNotFound):
+            # It passed our checks and the engine thinks otherwise: what we remember is out of date.
+            self._models.forget((request.model, request.version))
+            raise
+
+    async def _labels_of(
+        self, model: Model, output: TensorSpec, request: Request, version: str, deadline: Deadline
+    ) -> Sequence[str | None]:
+        if not output.labelled:
+            return ()
+        # By the version that answered: the engine's choice may change under the same request.
+        key = (model.name, version)
+        known = self._labels.get(key)
+        if known is None or known[0] != model:
+            known = (model, await self._upstream.labels(request, output, deadline))
+            self._labels[key] = known
+        return known[1]
+
+
+def _scores_output(model: Model) -> TensorSpec:
+    if len(model.outputs) != 1:
+        raise InvalidInput(
+            f"model {model.name!r} does not classify: expected one output, got "
+            f"{[spec.name for spec in model.outputs]}"
+        )
+    return model.outputs[0]
+
+
+def _batch_of_one(
+    response: Response, output: TensorSpec, contract: ImageContract
+) -> npt.NDArray[Any]:
+    tensor = next((t for t in response.outputs if t.name == output.name), None)
+    if tensor is None:
+        raise EngineFailed(f"the engine's answer has no output {output.name!r}")
+    array = to_array(tensor)
+    if not contract.batched:
+        array = array[np.newaxis]
+    if array.shape[0] != 1 or array.ndim < 2 or array.dtype.kind not in "fiu":
+        raise EngineFailed(
+            f"the engine's output {output.name!r}: expected scores of shape [1, classes], got "
+            f"{tensor.datatype.name} {list(tensor.shape)}"
+        )
+    return array
+
+
+def _scores(model: Model, output: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    scores: npt.NDArray[np.float64] = output.reshape(-1).astype(np.float64)
+    match model.parameters.get("scores", "as_is"):
+        case "as_is":
+            return scores
+        case "softmax":
+            exponentials: npt.NDArray[np.float64] = np.exp(scores - scores.max())
+            shares: npt.NDArray[np.float64] = exponentials / exponentials.sum()
+            return shares
+        case other:
+            raise EngineFailed(
+                f"model {model.name!r}: expected its parameter scores of softmax, as_is, "
+                f"got {other!r}"
+            )
+
+
+def _best(
+    scores: npt.NDArray[np.float64], labels: Sequence[str | None], top: int
+) -> list[Candidate]:
+    order = np.argsort(-scores, kind="stable")[:top]
+    return [
+        Candidate(
+            index=int(index),
+            label=labels[index] if index < len(labels) else None,
+            score=float(scores[index]),
+        )
+        for index in order
+    ]
