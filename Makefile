@@ -1,0 +1,40 @@
+# Every target has a sentence for `make help`. Long steps say what they do.
+.DEFAULT_GOAL := help
+.PHONY: help demo setup test check format generate clean
+
+HTTP_PORT ?= 8080
+GRPC_PORT ?= 8081
+ADMIN_PORT ?= 8082
+PYTHON ?= python3
+TESTS ?=
+
+help: ## Lists the targets.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: ## Starts a real Triton and the gateway, classifies three photos, stays until Ctrl-C (ONCE=1: ends).
+	@$(PYTHON) setup/environments.py demo
+	@exec .venvs/demo/bin/python -m demo $(if $(ONCE),--once) \
+	  --http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --admin-port $(ADMIN_PORT)
+
+setup: ## Sets up the environments for tests and development, from the lock file.
+	@$(PYTHON) setup/environments.py test
+
+test: check ## Sets up, checks and runs all the tests that this machine can carry (REQUIRE_ALL=1: all, or it fails).
+	@REQUIRE_ALL=$(REQUIRE_ALL) .venv/bin/python -m pytest $(TESTS)
+
+check: setup ## Runs the linters and the type checker.
+	@.venv/bin/ruff check --quiet
+	@.venv/bin/ruff format --check --quiet
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports --no-logo
+
+format: setup ## Formats the code and mends what the linter can mend.
+	@.venv/bin/ruff check --fix --quiet
+	@.venv/bin/ruff format --quiet
+
+generate: setup ## Makes the generated code of proto/ and docs/settings.md anew.
+	@.venv/bin/python proto/generate.py
+	@.venv/bin/python docs/generate.py
+
+clean: ## Removes what was set up and built inside this folder.
+	rm -rf .venv .venvs .run .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
