@@ -6,8 +6,13 @@ come from config.pbtxt. `tidegate_engine.artefacts` puts this file into the repo
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any
+
+# ONNX Runtime reports its use to its maker unless told not to before it is imported, and leaves an
+# identifier of the machine in the user's cache. What runs where is our users' own business.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import numpy as np
 import onnxruntime

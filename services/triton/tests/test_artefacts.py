@@ -168,6 +168,7 @@ def square(photo: Path, resample: Image.Resampling) -> npt.NDArray[np.float32]:
 NATIVE = np.array([[127, 127, 127], [128, 128, 128]], np.float32)
 IMAGENET = np.array([[123.675, 116.28, 103.53], [58.395, 57.12, 57.375]], np.float32)
 INFER = """
+import os; os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 import json, sys, numpy, onnxruntime
 session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
 (logits,) = session.run(None, {session.get_inputs()[0].name: numpy.load(sys.argv[2])})

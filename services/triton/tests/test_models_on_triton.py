@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -32,6 +33,16 @@ def engine() -> Iterator[LocalEngine]:
 def triton(engine: LocalEngine) -> Iterator[GRPCInferenceServiceStub]:
     with grpc.insecure_channel(engine.grpc_address) as channel:
         yield GRPCInferenceServiceStub(channel)
+
+
+def test_serving_a_photo_model_reports_to_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # ONNX Runtime keeps the identifier that it reports under in the user's cache.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with LocalEngine(["image_classifier"]) as engine:
+        assert len(engine.stub_pids("image_classifier")) == 1
+        assert [path.name for path in tmp_path.iterdir()] == ["tidegate"]
 
 
 def request(model: str, *tensors: Tensor, version: str = "") -> v2.ModelInferRequest:
