@@ -11,11 +11,14 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
 
 from tidegate_engine.local import LocalEngine
 from tidegate_gateway.local import GatewayError, LocalGateway
+from tidegate_proto import kserve_v2_pb2 as pb
+from tidegate_proto import kserve_v2_pb2_grpc as rpc
 
 NOBODY = "127.0.0.1:1"
 Eventually = Callable[[Callable[[], bool], str], None]
@@ -94,8 +97,9 @@ def test_sigterm_lets_requests_in_flight_finish(
     eventually(
         lambda: httpx.get(f"{gateway.admin_url}/readyz").text == "draining\n", "it is not ready"
     )
-    # It takes requests still: load balancers need a moment to notice.
-    assert httpx.get(f"{gateway.http_url}/v2").status_code == 200
+    # It takes requests still, since load balancers need a moment to notice, but keeps no client.
+    late = httpx.get(f"{gateway.http_url}/v2")
+    assert (late.status_code, late.headers["connection"]) == (200, "close")
     request.join(WAIT_S)
     assert [answer.status_code for answer in answers] == [200]
     eventually(lambda: gateway.poll() is not None, "it has left")
@@ -135,3 +139,15 @@ def test_it_ends_with_the_process_that_made_it(tmp_path: Path, eventually: Event
         return True
 
     eventually(gone, "the gateway is gone")
+
+
+def test_answers_tell_the_gateway_only_when_it_has_a_name(
+    new_gateway: Callable[..., LocalGateway],
+) -> None:
+    named = new_gateway(NOBODY, "--answers.gateway_name=gateway-1")
+    assert httpx.get(f"{named.http_url}/v2").headers["tidegate-gateway"] == "gateway-1"
+    with grpc.insecure_channel(named.grpc_address) as channel:
+        live = rpc.GRPCInferenceServiceStub(channel).ServerLive
+        _, call = live.with_call(pb.ServerLiveRequest())
+    assert dict(call.trailing_metadata() or ())["tidegate-gateway"] == "gateway-1"
+    assert "tidegate-gateway" not in httpx.get(f"{new_gateway(NOBODY).http_url}/v2").headers

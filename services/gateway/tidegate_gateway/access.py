@@ -17,6 +17,7 @@ from tidegate_gateway.logs import REQUEST_ID
 from tidegate_gateway.metrics import UNKNOWN_MODEL, Metrics
 
 REQUEST_ID_HEADER = "x-request-id"
+GATEWAY_HEADER = "tidegate-gateway"
 
 _log = logging.getLogger("tidegate_gateway.access")
 
@@ -34,6 +35,7 @@ class Access:
         model: its name, once an engine has said that it knows it; "" until then.
         version: the one that answered; "" while none has.
         status: the HTTP status or the gRPC code's name.
+        gateway: the name of this gateway, if answers tell it.
         error: what went wrong, if anything.
     """
 
@@ -43,20 +45,29 @@ class Access:
     model: str = ""
     version: str = ""
     status: str = ""
+    gateway: str = ""
     error: RequestError | None = None
     began: float = field(default_factory=time.monotonic)
 
+    def headers(self) -> list[tuple[str, str]]:
+        """What the answer carries besides its content: HTTP headers, or gRPC metadata."""
+        own = [(REQUEST_ID_HEADER, self.request_id)]
+        return [*own, (GATEWAY_HEADER, self.gateway)] if self.gateway else own
+
 
 @contextmanager
-def recorded(protocol: str, request_id: str | None, metrics: Metrics) -> Iterator[Access]:
+def recorded(
+    protocol: str, request_id: str | None, metrics: Metrics, *, gateway: str = ""
+) -> Iterator[Access]:
     """Keep the record of a request; at the end it becomes a log line and metrics.
 
     Args:
         request_id: the client's own, which is kept when it is 1 to 128 visible ASCII characters;
             otherwise the request gets a new one.
+        gateway: the name of this gateway, if answers are to tell it.
     """
     own = request_id if request_id and _REQUEST_ID.fullmatch(request_id) else uuid.uuid4().hex
-    access = Access(request_id=own, protocol=protocol)
+    access = Access(request_id=own, protocol=protocol, gateway=gateway)
     token = REQUEST_ID.set(own)
     in_flight = metrics.in_flight.labels(protocol)
     in_flight.inc()

@@ -65,7 +65,12 @@ async def opened(settings: Settings) -> AsyncIterator[Gateway]:
         )
         try:
             yield Gateway(
-                http=AccessMiddleware(http_app(inference, settings), metrics),
+                http=AccessMiddleware(
+                    http_app(inference, settings),
+                    metrics,
+                    lambda: readiness.draining,
+                    name=settings.answers.gateway_name,
+                ),
                 grpc=rpc.server(inference, settings, metrics),
                 admin=admin_app(readiness, metrics),
                 readiness=readiness,

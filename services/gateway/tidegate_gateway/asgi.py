@@ -34,12 +34,16 @@ class AccessMiddleware:
     """Keeps the record of each request and gives its id back with the answer.
 
     Outermost of all, so that nothing is answered without it, and nothing that goes wrong below it
-    reaches the client in its own words.
+    reaches the client in its own words. While `is_leaving`, answers close their connections.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, is_leaving: Callable[[], bool], *, name: str = ""
+    ) -> None:
         self._app = app
+        self._name = name
         self._metrics = metrics
+        self._is_leaving = is_leaving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -47,31 +51,36 @@ class AccessMiddleware:
             await self._app(scope, receive, send)
             return
         sent_id = Headers(scope=scope).get(REQUEST_ID_HEADER)
-        with recorded("http", sent_id, self._metrics) as access:
+        with recorded("http", sent_id, self._metrics, gateway=self._name) as access:
             scope.setdefault("state", {})["access"] = access
             try:
-                await self._app(scope, receive, _recording(send, access))
+                await self._app(scope, receive, self._recording(send, access))
             except ClientDisconnect:
                 access.status = _CLIENT_GONE
             except Exception:  # noqa: BLE001 - whatever it is, the client gets an answer
                 _log.exception("the gateway failed to answer")
                 access.error = EngineFailed("the gateway failed; its log says more by request id")
                 if not access.status:
-                    await _plain_refusal(access.error)(scope, receive, _recording(send, access))
+                    await _plain_refusal(access.error)(
+                        scope, receive, self._recording(send, access)
+                    )
             finally:
                 route = scope.get("route")
                 access.route = getattr(route, "path", access.route)
                 access.status = access.status or _CLIENT_GONE
 
+    def _recording(self, send: Send, access: Access) -> Send:
+        async def send_recorded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                access.status = str(message["status"])
+                headers = MutableHeaders(scope=message)
+                headers.update(dict(access.headers()))
+                if self._is_leaving():
+                    # The client connects anew for its next request, to a gateway that stays.
+                    headers["connection"] = "close"
+            await send(message)
 
-def _recording(send: Send, access: Access) -> Send:
-    async def send_recorded(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            access.status = str(message["status"])
-            MutableHeaders(scope=message)[REQUEST_ID_HEADER] = access.request_id
-        await send(message)
-
-    return send_recorded
+        return send_recorded
 
 
 def _plain_refusal(error: RequestError) -> Response:

@@ -26,6 +26,12 @@ from tidegate_gateway.settings import EngineSettings
 # Milliseconds before the first new try to reach an engine that is away; doubled up to the setting.
 _RECONNECT_FIRST_MS = 100
 
+# One connection to each address of the engine's name, and calls to those that are up, in turn.
+_IN_TURN = '{"loadBalancingConfig": [{"round_robin": {}}]}'
+# Milliseconds. gRPC looks names up again when a connection drops; its own floor is 30 s, far longer
+# than an engine takes to come back under a new address.
+_RESOLVE_AT_MOST_EACH_MS = 1000
+
 # Triton says all of these with UNAVAILABLE or NOT_FOUND; only the words tell them apart.
 _QUEUE_FULL = "exceeds maximum queue size"
 _QUEUE_TIMEOUT = "request timeout expired"
@@ -45,6 +51,8 @@ def open_channel(engine: EngineSettings) -> grpc.aio.Channel:
         options=[
             ("grpc.max_send_message_length", engine.max_message_bytes),
             ("grpc.max_receive_message_length", engine.max_message_bytes),
+            ("grpc.service_config", _IN_TURN),
+            ("grpc.dns_min_time_between_resolutions_ms", _RESOLVE_AT_MOST_EACH_MS),
             ("grpc.keepalive_time_ms", _ms(engine.keepalive_s)),
             ("grpc.keepalive_timeout_ms", _ms(engine.keepalive_timeout_s)),
             ("grpc.keepalive_permit_without_calls", 1),

@@ -178,7 +178,7 @@ def _numbers(
         numbers = tuple(float(part) for part in parts)
     except ValueError:
         numbers = ()
-    largest = np.finfo(np.float32).max
+    largest = float(np.finfo(np.float32).max)
     if not all(abs(n) <= largest for n in numbers) or len(numbers) not in {1, channels}:
         allowed = "one number" if channels == 1 else f"one number or {channels}"
         raise ValueError(f"expected {key} as {allowed}, got {parameters[key]!r}")

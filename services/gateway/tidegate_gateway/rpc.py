@@ -35,14 +35,21 @@ Context = grpc.aio.ServicerContext[Any, Any]
 _MIN_PING_INTERVAL_MS = 5000
 
 
+_FOR_EVER_MS = 2**31 - 1
+
+
 def server(inference: Inference, settings: Settings, metrics: Metrics) -> grpc.aio.Server:
     """A gRPC server of both services, answered by `inference`; it has no port yet."""
+    age = settings.grpc.max_connection_age_s
     made = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", settings.grpc.max_message_bytes),
             ("grpc.max_send_message_length", settings.engine.max_message_bytes),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
             ("grpc.keepalive_permit_without_calls", 1),
+            # The only GOAWAY of gRPC's that loses no call: `Server.stop` cancels those that are on
+            # their way. With it, the connections of a gateway that drains have moved on by then.
+            ("grpc.max_connection_age_ms", round(age * 1000) if age else _FOR_EVER_MS),
             # A taken port is an error, not a second listener that gets half of the connections.
             ("grpc.so_reuseport", 0),
         ]
@@ -62,6 +69,7 @@ class _Calls:
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._limits = settings.deadline
+        self._name = settings.answers.gateway_name
         self._metrics = metrics
 
     @asynccontextmanager
@@ -70,9 +78,10 @@ class _Calls:
     ) -> AsyncIterator[tuple[Access, Deadline]]:
         """Keep the record of a call; what the body raises becomes the call's status."""
         metadata = dict(context.invocation_metadata() or ())
-        with recorded("grpc", _text(metadata.get(REQUEST_ID_HEADER)), self._metrics) as access:
+        sent_id = _text(metadata.get(REQUEST_ID_HEADER))
+        with recorded("grpc", sent_id, self._metrics, gateway=self._name) as access:
             access.route = method
-            context.set_trailing_metadata(((REQUEST_ID_HEADER, access.request_id),))
+            context.set_trailing_metadata(tuple(access.headers()))
             try:
                 deadline = Deadline.requested(
                     _text(metadata.get(TIMEOUT_HEADER)),

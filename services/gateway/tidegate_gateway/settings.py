@@ -54,6 +54,10 @@ class GrpcSettings(_Group):
     """Port of KServe v2 and of inference.InferenceService over gRPC; 0 takes a free one."""
     max_message_bytes: Bytes = 64 * 2**20
     """Largest request message, in bytes."""
+    max_connection_age_s: float = Field(default=3.0, ge=0, le=86400)
+    """Seconds after which a client is told to connect anew (GOAWAY), give or take a tenth; calls on
+    the old connection finish. It spreads clients over new gateways, and while it is well below
+    drain.delay_s no call is lost when a gateway leaves. 0 keeps connections for ever."""
 
 
 class AdminSettings(_Group):
@@ -69,7 +73,8 @@ class EngineSettings(_Group):
     """The engine that requests are sent to."""
 
     address: str = Field(default="127.0.0.1:8001", pattern=r"^[^\s/]+:\d{1,5}$")
-    """host:port of the engine's gRPC service."""
+    """host:port of the engine's gRPC service. A name with several addresses, such as a headless
+    Service, means several engines; calls go to them in turn."""
     protocol: EngineProtocol = "kserve-v2"
     """kserve-v2 for Triton; inference-service for a server of proto/inference.proto, which needs
     engine.model_configs as well, since that protocol cannot describe its models."""
@@ -114,7 +119,8 @@ class ImageSettings(_Group):
     max_upload_bytes: Bytes = 32 * 2**20
     """Largest uploaded file, in bytes."""
     max_pixels: int = Field(default=50_000_000, ge=1, le=10**9)
-    """Most pixels (width x height) of an uploaded image; decoding takes about 4 bytes a pixel."""
+    """Most pixels (width x height) of an uploaded image; decoding takes 4 bytes of memory for each
+    pixel, 8 where the picture is turned, 12 where it is transparent."""
 
 
 class DrainSettings(_Group):
@@ -125,6 +131,14 @@ class DrainSettings(_Group):
     balancers notice."""
     grace_s: float = Field(default=30.0, ge=0, le=3600)
     """Seconds that requests in flight then have to finish."""
+
+
+class AnswerSettings(_Group):
+    """What answers tell of the way they took, for those who look for a fault."""
+
+    gateway_name: str = Field(default="", pattern=r"^[\x21-\x7e]*$", max_length=253)
+    """Told with every answer as tidegate-gateway: in a pod its own name. Empty: not told, so that
+    clients learn nothing of the inside."""
 
 
 class LogSettings(_Group):
@@ -158,6 +172,7 @@ class Settings(BaseSettings):
     deadline: DeadlineSettings = DeadlineSettings()
     images: ImageSettings = ImageSettings()
     drain: DrainSettings = DrainSettings()
+    answers: AnswerSettings = AnswerSettings()
     log: LogSettings = LogSettings()
 
 
@@ -206,14 +221,18 @@ def _unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
     Only names with the nested delimiter are judged: Kubernetes adds variables such as
     TIDEGATE_PORT_8080_TCP to every pod beside a Service named tidegate.
     """
-    known = {
-        f"{_PREFIX}{group}{_DELIMITER}{name}".upper()
-        for group, field in Settings.model_fields.items()
-        if isinstance(field.annotation, type) and issubclass(field.annotation, _Group)
-        for name in field.annotation.model_fields
-    }
-    for name in sorted(environment):
-        if name.startswith(_PREFIX) and _DELIMITER in name and name.upper() not in known:
+    known = {name.upper().replace(".", _DELIMITER) for name in _names(Settings)}
+    for variable in sorted(environment):
+        name = variable.upper().removeprefix(_PREFIX)
+        if name != variable.upper() and _DELIMITER in name and name not in known:
             close = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            yield f"{name}: no such setting{hint}"
+            hint = f"; did you mean {_PREFIX}{close[0]}?" if close else ""
+            yield f"{variable}: no such setting{hint}"
+
+
+def _names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, _Group):
+            yield from _names(field.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"

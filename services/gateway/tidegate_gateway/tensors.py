@@ -226,7 +226,9 @@ _ELEMENTS: dict[Datatype, tuple[frozenset[type], str]] = {
 
 def _integers(name: str, datatype: Datatype, elements: Sequence[object]) -> bytes:
     try:
-        return np.array(elements, datatype.value).tobytes()
+        # From a list: of protobuf's own containers numpy would take an array, and cast that to the
+        # datatype with what is out of range wrapped around.
+        return np.array(list(elements), datatype.value).tobytes()
     except OverflowError:
         limits = np.iinfo(datatype.value)
         index, element = next(

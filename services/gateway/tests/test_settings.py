@@ -1,0 +1,312 @@
+"""Settings: where they come from, what is allowed, and what is said of the rest."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from tidegate_gateway import settings
+from tidegate_gateway.settings import InvalidSettings, Settings
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.upper().startswith("TIDEGATE_"):
+            monkeypatch.delenv(name)
+
+
+def fields(model: type[BaseModel] = Settings, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every setting by its dotted name."""
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from fields(field.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field
+
+
+def value(of: Settings, name: str) -> Any:
+    found: Any = of
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def variable(name: str) -> str:
+    return "TIDEGATE_" + name.upper().replace(".", "__")
+
+
+def refusal(*arguments: str) -> str:
+    with pytest.raises(InvalidSettings) as refused:
+        settings.load(list(arguments))
+    return str(refused.value)
+
+
+ALL = dict(fields())
+# Another value than the default's for each setting, as text.
+OTHER = {
+    name: {
+        "engine.address": "triton.default.svc:8001",
+        "engine.protocol": "kserve-v2",
+        "engine.model_configs": "/",
+        "log.level": "debug",
+        "images.threads": "3",
+    }.get(name, "127.0.0.1" if name.endswith("host") else "77")
+    for name in ALL
+}
+
+
+def test_the_defaults_are_allowed() -> None:
+    given = settings.load([])
+
+    assert (given.http.port, given.grpc.port, given.admin.port) == (8080, 8081, 8082)
+    assert (given.deadline.predict_s, given.deadline.v2_s) == (3.0, 30.0)
+    assert given.engine.max_message_bytes == 2**30
+    assert given.engine.keepalive_s == 310.0
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_each_setting_comes_from_an_argument(name: str) -> None:
+    given = settings.load([f"--{name}={OTHER[name]}"])
+
+    assert str(value(given, name)).removesuffix(".0") == OTHER[name]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_each_setting_comes_from_the_environment(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable(name), OTHER[name])
+
+    assert str(value(settings.load([]), name)).removesuffix(".0") == OTHER[name]
+
+
+def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEGATE_HTTP__PORT", "1")
+    monkeypatch.setenv("TIDEGATE_HTTP__HOST", "127.0.0.2")
+
+    given = settings.load(["--http.port=2", "--deadline.v2_s", "4.5"])
+
+    assert (given.http.port, given.http.host, given.deadline.v2_s) == (2, "127.0.0.2", 4.5)
+    assert given.http.max_body_bytes == 64 * 2**20
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        settings.load([]).http.port = 1
+
+
+def test_help_names_every_setting_with_what_it_means(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        settings.load(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+
+    assert left.value.code == 0
+    for name, field in ALL.items():
+        assert field.description, name
+        # Lines are broken anywhere, also after hyphens.
+        meaning = "".join(field.description.split())
+        assert f"--{name} " in shown, name
+        assert meaning in "".join(shown.split()), name
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_name_with_a_unit_says_it_in_words(name: str) -> None:
+    words = (ALL[name].description or "").lower()
+
+    assert "seconds" in words or not name.endswith("_s")
+    assert "bytes" in words or not name.endswith("_bytes")
+
+
+# What is not allowed
+
+
+@pytest.mark.parametrize(
+    ("argument", "sentence"),
+    [
+        (
+            "--http.port=web",
+            "http.port: Input should be a valid integer, unable to parse string as an integer, "
+            "got 'web'",
+        ),
+        ("--http.port=-1", "http.port: Input should be greater than or equal to 0, got '-1'"),
+        (
+            "--grpc.port=65536",
+            "grpc.port: Input should be less than or equal to 65535, got '65536'",
+        ),
+        (
+            "--http.max_body_bytes=0",
+            "http.max_body_bytes: Input should be greater than or equal to 1, got '0'",
+        ),
+        (
+            "--engine.max_message_bytes=2147483648",
+            "engine.max_message_bytes: Input should be less than or equal to 2147483647, "
+            "got '2147483648'",
+        ),
+        ("--deadline.v2_s=0", "deadline.v2_s: Input should be greater than 0, got '0'"),
+        ("--deadline.max_s=-3", "deadline.max_s: Input should be greater than 0, got '-3'"),
+        (
+            "--deadline.max_s=inf",
+            "deadline.max_s: Input should be less than or equal to 86400, got 'inf'",
+        ),
+        (
+            "--deadline.max_s=nan",
+            "deadline.max_s: Input should be less than or equal to 86400, got 'nan'",
+        ),
+        (
+            "--deadline.predict_s=3s",
+            "deadline.predict_s: Input should be a valid number, unable to parse string as a "
+            "number, got '3s'",
+        ),
+        (
+            "--images.threads=0",
+            "images.threads: Input should be greater than or equal to 1, got '0'",
+        ),
+        (
+            "--drain.delay_s=-1",
+            "drain.delay_s: Input should be greater than or equal to 0, got '-1'",
+        ),
+        (
+            "--engine.protocol=http",
+            "engine.protocol: Input should be 'kserve-v2' or 'inference-service', got 'http'",
+        ),
+        (
+            "--log.level=INFO",
+            "log.level: Input should be 'debug', 'info', 'warning' or 'error', got 'INFO'",
+        ),
+        ("--default_model=", "default_model: String should have at least 1 character, got ''"),
+        (
+            "--engine.protocol=inference-service",
+            "engine.model_configs: expected a folder with <model>/config.pbtxt, since "
+            "engine.protocol is inference-service, got none",
+        ),
+    ],
+)
+def test_a_bad_value_is_named_with_what_is_allowed(argument: str, sentence: str) -> None:
+    assert refusal(argument) == sentence
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "triton",
+        "triton:",
+        ":",
+        "http://triton:8001",
+        "triton:http",
+        "tri ton:8001",
+        "triton:123456",
+    ],
+)
+def test_an_address_is_a_host_and_a_port(address: str) -> None:
+    assert refusal(f"--engine.address={address}").startswith("engine.address: ")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:8001", "[::1]:8001", "triton-0.triton.svc:1"])
+def test_addresses_that_are(address: str) -> None:
+    assert settings.load([f"--engine.address={address}"]).engine.address == address
+
+
+def test_a_folder_has_to_be_there(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+
+    assert refusal(f"--engine.model_configs={missing}") == (
+        f"engine.model_configs: expected a folder that exists, got '{missing}'"
+    )
+    given = settings.load(
+        [f"--engine.model_configs={tmp_path}", "--engine.protocol=inference-service"]
+    )
+    assert given.engine.model_configs == tmp_path
+
+
+def test_every_bad_value_has_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEGATE_DRAIN__GRACE_S", "long")
+
+    lines = refusal("--http.port=web", "--images.threads=1000").splitlines()
+
+    assert [line.partition(":")[0] for line in lines] == [
+        "http.port",
+        "images.threads",
+        "drain.grace_s",
+    ]
+
+
+@pytest.mark.parametrize("argument", ["--nonsense=1", "--http.por=1", "--http.port", "8080"])
+def test_an_unknown_argument_ends_with_its_name(
+    argument: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        settings.load([argument])
+
+    assert left.value.code == 2
+    assert argument in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (
+            "TIDEGATE_HTTP__PROT",
+            "TIDEGATE_HTTP__PROT: no such setting; did you mean TIDEGATE_HTTP__PORT?",
+        ),
+        (
+            "TIDEGATE_ENGINE__ADRESS",
+            "TIDEGATE_ENGINE__ADRESS: no such setting; did you mean TIDEGATE_ENGINE__ADDRESS?",
+        ),
+        (
+            "TIDEGATE_DEADLINES__V2_S",
+            "TIDEGATE_DEADLINES__V2_S: no such setting; did you mean TIDEGATE_DEADLINE__V2_S?",
+        ),
+        (
+            "TIDEGATE_DEFAULT__MODEL",
+            "TIDEGATE_DEFAULT__MODEL: no such setting; did you mean TIDEGATE_DEFAULT_MODEL?",
+        ),
+        (
+            "tidegate_http__prot",
+            "tidegate_http__prot: no such setting; did you mean TIDEGATE_HTTP__PORT?",
+        ),
+        (
+            "TIDEGATE_HTTP__PORT__X",
+            "TIDEGATE_HTTP__PORT__X: no such setting; did you mean TIDEGATE_HTTP__PORT?",
+        ),
+        ("TIDEGATE_QQQ__", "TIDEGATE_QQQ__: no such setting"),
+    ],
+)
+def test_a_variable_that_is_no_setting_is_refused(
+    name: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "1")
+
+    assert refusal() == sentence
+
+
+def test_variables_are_named_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEGATE_HTTP__PROT", "1")
+    monkeypatch.setenv("TIDEGATE_GRPC__PROT", "1")
+
+    assert refusal().splitlines() == [
+        "TIDEGATE_GRPC__PROT: no such setting; did you mean TIDEGATE_GRPC__PORT?",
+        "TIDEGATE_HTTP__PROT: no such setting; did you mean TIDEGATE_HTTP__PORT?",
+    ]
+
+
+def test_what_kubernetes_adds_for_services_is_let_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of Services named tidegate and tidegate-http, in whose namespace the pod runs."""
+    for service in ("TIDEGATE", "TIDEGATE_HTTP"):
+        for name, text in {
+            "SERVICE_HOST": "10.96.0.7",
+            "SERVICE_PORT": "8080",
+            "SERVICE_PORT_HTTP": "8080",
+            "PORT": "tcp://10.96.0.7:8080",
+            "PORT_8080_TCP": "tcp://10.96.0.7:8080",
+            "PORT_8080_TCP_PROTO": "tcp",
+            "PORT_8080_TCP_PORT": "8080",
+            "PORT_8080_TCP_ADDR": "10.96.0.7",
+        }.items():
+            monkeypatch.setenv(f"{service}_{name}", text)
+
+    assert settings.load([]) == Settings()
