@@ -1,15 +1,17 @@
 # Every target has a sentence for `make help`. Long steps say what they do.
 .DEFAULT_GOAL := help
-.PHONY: help demo setup test check format generate clean
+.PHONY: help demo setup test check format generate images cluster-deps cluster cluster-down e2e clean
 
 HTTP_PORT ?= 8080
 GRPC_PORT ?= 8081
 ADMIN_PORT ?= 8082
 PYTHON ?= python3
+# What needs no packages but Python 3.11 or newer.
+PYTHON311 ?= $(firstword $(wildcard $(CURDIR)/.venv/bin/python) $(PYTHON))
 TESTS ?=
 
 help: ## Lists the targets.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## Starts a real Triton and the gateway, classifies three photos, stays until Ctrl-C (ONCE=1: ends).
 	@$(PYTHON) setup/environments.py demo
@@ -26,6 +28,7 @@ check: setup ## Runs the linters and the type checker.
 	@.venv/bin/ruff check --quiet
 	@.venv/bin/ruff format --check --quiet
 	@.venv/bin/mypy
+	@.venv/bin/mypy k8s-tests charts
 	@.venv/bin/lint-imports --no-logo
 
 format: setup ## Formats the code and mends what the linter can mend.
@@ -35,6 +38,21 @@ format: setup ## Formats the code and mends what the linter can mend.
 generate: setup ## Makes the generated code of proto/ and docs/settings.md anew.
 	@.venv/bin/python proto/generate.py
 	@.venv/bin/python docs/generate.py
+
+images: ## Builds the container images with buildah or docker (IMAGES="gateway …": only these).
+	@$(PYTHON) setup/images.py $(IMAGES)
+
+cluster-deps: ## Installs the Debian packages that the test cluster needs; the only target that installs any.
+	@cd k8s-tests && $(PYTHON311) -m node deps
+
+cluster: setup ## Brings up a real Kubernetes for tests on this machine, as root (NODES=1: one node).
+	@cd k8s-tests && ../.venv/bin/python -m node up $(if $(NODES),--nodes $(NODES))
+
+cluster-down: ## Takes the test cluster away, whatever is left of it.
+	@cd k8s-tests && $(PYTHON311) -m node down
+
+e2e: setup ## Runs the tests on a cluster: that of `make cluster`, or CONTEXT=name of yours.
+	@.venv/bin/python -m pytest k8s-tests $(TESTS)
 
 clean: ## Removes what was set up and built inside this folder.
 	rm -rf .venv .venvs .run .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

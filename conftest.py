@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent
+TOOLS = ROOT / ".run" / "cluster" / "tools"
 
 
 def _has_environment(name: str) -> bool:
@@ -29,6 +30,13 @@ def _has_cpp_grpc() -> bool:
     )
 
 
+def _can_have_cluster() -> bool:
+    if os.environ.get("CONTEXT"):
+        return True
+    tools = ("containerd", "runc", "buildah", "mmdebstrap", "nft", "conntrack", "go")
+    return os.geteuid() == 0 and all(shutil.which(tool) for tool in tools)
+
+
 # What there is to need: how to see whether it is there, and how to get it.
 NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "engine": (
@@ -42,6 +50,15 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "curl": (
         lambda: shutil.which("curl") is not None,
         "curl: apt-get install curl",
+    ),
+    "helm": (
+        lambda: shutil.which("helm", path=f"{TOOLS}:{os.environ['PATH']}") is not None,
+        "helm: make cluster, or an installation of it",
+    ),
+    "go": (lambda: shutil.which("go") is not None, "Go 1.25 or newer"),
+    "cluster": (
+        _can_have_cluster,
+        "a cluster: root and what `make cluster-deps` installs, or CONTEXT=name of one for tests",
     ),
     "cpp-grpc": (
         _has_cpp_grpc,

@@ -10,12 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# numpy < 2, without which Triton's Python backend gives empty outputs, has no wheel for 3.13.
-ENGINE_VERSIONS = ((3, 11), (3, 12))
-GATEWAY_MINIMUM = (3, 11)
-# The last one that the locked packages are known to have wheels for; newer ones only if need be.
-GATEWAY_NEWEST_KNOWN = (3, 13)
-NAMES = ("python3.11", "python3.12", "python3.13", "python3.14")
+# Those of the lock file: numpy < 2, without which Triton's Python backend gives empty outputs, has
+# no wheel for 3.13.
+VERSIONS = ((3, 11), (3, 12))
+NAMES = ("python3.11", "python3.12")
 PROBE_SECONDS = 20
 
 # The candidate's own word: its path behind links, shims and virtual environments, and whether the
@@ -112,17 +110,16 @@ def _probe(path: str) -> Interpreter | None:
 def for_engine(found: Sequence[Interpreter]) -> Interpreter | None:
     """The first 3.11 or 3.12 that has its shared library, which Triton's backend loads."""
     for interpreter in found:
-        fits = interpreter.version[:2] in ENGINE_VERSIONS
+        fits = interpreter.version[:2] in VERSIONS
         if fits and interpreter.standard and interpreter.libpython:
             return interpreter
     return None
 
 
 def for_gateway(found: Sequence[Interpreter]) -> Interpreter | None:
-    """The first that is new enough; those newer than the locked packages know come last."""
-    fit = [each for each in found if each.standard and each.version[:2] >= GATEWAY_MINIMUM]
-    known = [each for each in fit if each.version[:2] <= GATEWAY_NEWEST_KNOWN]
-    return next(iter(known or fit), None)
+    """The first 3.11 or 3.12, with its shared library or without."""
+    fit = (each for each in found if each.standard and each.version[:2] in VERSIONS)
+    return next(fit, None)
 
 
 def for_bootstrap(found: Sequence[Interpreter]) -> Interpreter | None:
@@ -140,7 +137,7 @@ def none_fits(purpose: str, found: Sequence[Interpreter], download: str) -> str:
     """
     wanted = {
         "engine": "Python 3.11 or 3.12 with its shared library (libpython3.x.so.1.0)",
-        "gateway": "Python 3.11 or newer",
+        "gateway": "Python 3.11 or 3.12",
     }[purpose]
     there = "; ".join(map(str, found)) or "none"
     return (

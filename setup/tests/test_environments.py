@@ -21,7 +21,6 @@ OLD = Interpreter("/usr/bin/python3.10", (3, 10, 12), libpython="/lib/libpython3
 PY311 = Interpreter("/opt/python3.11", (3, 11, 7), libpython="/opt/libpython3.11.so.1.0")
 PY312 = Interpreter("/opt/python3.12", (3, 12, 1), libpython="/opt/libpython3.12.so.1.0")
 PY313 = Interpreter("/opt/python3.13", (3, 13, 0), libpython="/opt/libpython3.13.so.1.0")
-PY315 = Interpreter("/opt/python3.15", (3, 15, 0), libpython="/opt/libpython3.15.so.1.0")
 DEBIAN = Interpreter("/usr/bin/python3.11", (3, 11, 2), libpython=None, venv=False)
 
 
@@ -48,12 +47,12 @@ def test_the_engine_gets_the_first_311_or_312_with_its_library(
         ([], None),
         ([OLD], None),
         ([OLD, DEBIAN, PY311], DEBIAN),
-        ([PY315, PY313], PY313),
-        ([OLD, PY315], PY315),
-        ([replace(PY315, standard=False)], None),
+        ([PY313, PY312], PY312),
+        ([OLD, PY313], None),
+        ([replace(PY311, standard=False)], None),
     ],
 )
-def test_the_gateway_gets_the_first_that_is_new_enough_but_not_too_new(
+def test_the_gateway_gets_the_first_311_or_312(
     found: list[Interpreter], chosen: Interpreter | None
 ) -> None:
     assert interpreters.for_gateway(found) == chosen
