@@ -160,6 +160,14 @@ async def test_a_failure_comes_through_as_it_is() -> None:
         await Deadline.after(20).wait_for(fail())
 
 
+async def test_a_timeout_of_what_is_awaited_is_not_the_clients() -> None:
+    async def time_out() -> None:
+        raise TimeoutError("of its own")
+
+    with pytest.raises(TimeoutError, match="of its own"):
+        await Deadline.after(20).wait_for(time_out())
+
+
 async def test_a_request_that_is_cancelled_is_not_late() -> None:
     task = asyncio.create_task(Deadline.after(20).wait_for(asyncio.Event().wait()))
     await asyncio.sleep(0)

@@ -202,11 +202,74 @@ async def test_what_is_forgotten_is_asked_anew(
     assert await get(catalogue) == "m 2"
 
 
+async def test_what_is_forgotten_while_it_is_asked_is_not_remembered(
+    catalogue: Catalogue[str, str], engine: Engine
+) -> None:
+    before = get(catalogue)
+    await turns()
+    catalogue.forget("m")
+    after = get(catalogue)
+    await turns()
+    engine.answers.set()
+
+    assert [await before, await after] == ["m 1", "m 2"]
+    assert await get(catalogue) == "m 2"
+
+    engine.answers.clear()
+    catalogue.forget("m")
+    alone = get(catalogue)
+    await turns()
+    catalogue.forget("m")
+    engine.answers.set()
+
+    assert [await alone, await get(catalogue)] == ["m 3", "m 4"]
+
+
+async def test_an_older_question_that_ends_last_changes_nothing(engine: Engine) -> None:
+    slow = asyncio.Event()
+
+    async def first_is_slow(key: str, deadline: Deadline) -> str:
+        answer = await engine.describe(key, deadline)
+        if answer == "m 1":
+            await slow.wait()
+        return answer
+
+    catalogue = Catalogue(first_is_slow, ttl_s=30, timeout_s=5)
+    engine.answers.set()
+    before = get(catalogue)
+    await turns()
+    catalogue.forget("m")
+    assert await get(catalogue) == "m 2"
+
+    slow.set()
+
+    assert await before == "m 1"
+    assert await get(catalogue) == "m 2"
+
+
+async def test_what_has_aged_is_dropped(
+    catalogue: Catalogue[str, str], engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.answers.set()
+    real = time.monotonic
+    for key in ("a", "b", "c"):
+        await get(catalogue, key)
+    monkeypatch.setattr(time, "monotonic", lambda: real() + 20)
+    await get(catalogue, "d")
+    assert set(catalogue._known) == {"a", "b", "c", "d"}
+
+    monkeypatch.setattr(time, "monotonic", lambda: real() + 31)
+    await get(catalogue, "e")
+
+    assert set(catalogue._known) == {"d", "e"}
+
+
 async def test_closing_ends_what_is_being_asked(
     catalogue: Catalogue[str, str], engine: Engine
 ) -> None:
     waiting = [get(catalogue, key) for key in ("a", "b", "c")]
     await turns()
+    catalogue.forget("b")
 
     await catalogue.close()
 

@@ -126,38 +126,6 @@ def gif_claiming(width: int, height: int) -> bytes:
     )
 
 
-def tiff_of_overlapping_strips(strips: int) -> bytes:
-    """A grey TIFF file of 100 x 100 all of whose strips, of 99 rows each, lie on the same bytes."""
-    size, count = 100, 100 * 100
-    first = 8 + count
-    lists = first + 4 * strips
-    tags = [
-        (256, size),
-        (257, size),
-        (258, 8),
-        (259, 1),
-        (262, 1),
-        (273, first),
-        (277, 1),
-        (278, size - 1),
-        (279, lists),
-    ]
-    directory = b"".join(
-        struct.pack("<HHLL", tag, 4, strips if tag in (273, 279) else 1, value)
-        for tag, value in tags
-    )
-    return (
-        b"II*\x00"
-        + struct.pack("<L", lists + 4 * strips)
-        + b"\x80" * count
-        + struct.pack("<L", 8) * strips
-        + struct.pack("<L", count) * strips
-        + struct.pack("<H", len(tags))
-        + directory
-        + struct.pack("<L", 0)
-    )
-
-
 def jpeg_with_exif(image: Image.Image, exif: bytes) -> bytes:
     """A JPEG file with `exif` as it is, however broken."""
     plain = encoded(image, "JPEG", quality=95)
@@ -189,10 +157,6 @@ def jpeg_of_scans(extra: int) -> bytes:
     ("image_format", "options", "tolerance"),
     [
         ("PNG", {}, 0),
-        ("BMP", {}, 0),
-        ("TIFF", {}, 0),
-        ("TIFF", {"compression": "tiff_lzw"}, 0),
-        ("TIFF", {"compression": "tiff_adobe_deflate"}, 0),
         ("WEBP", {"lossless": True}, 0),
         ("JPEG", {"quality": 100, "subsampling": 0}, 4),
         ("JPEG", {"quality": 100, "subsampling": 0, "progressive": True}, 4),
@@ -205,52 +169,35 @@ def test_each_format_is_read(image_format: str, options: dict[str, Any], toleran
 def test_a_palette_is_read() -> None:
     expected = corners()  # four colours, which a palette keeps exactly
 
-    for image_format in ("GIF", "PNG", "BMP", "TIFF"):
+    for image_format in ("GIF", "PNG"):
         file = encoded(expected.convert("P", palette=Image.Palette.ADAPTIVE), image_format)
         assert close(decoded(file), expected, 0), image_format
 
 
 @pytest.mark.parametrize("mode", ["1", "L"])
-@pytest.mark.parametrize("image_format", ["PNG", "BMP", "TIFF", "GIF"])
+@pytest.mark.parametrize("image_format", ["PNG", "GIF"])
 def test_grey_and_bilevel_are_read(mode: str, image_format: str) -> None:
     grey = scene().convert(mode)
 
     assert close(decoded(encoded(grey, image_format)), grey.convert("RGB"), 0)
 
 
-def test_other_colour_spaces_are_read() -> None:
-    lab = Image.new("LAB", (4, 4), (128, 128, 128))  # half light and, offset by 128, without hue
-    red, green, blue = decoded(encoded(lab, "TIFF")).getpixel((0, 0))  # type: ignore[misc]
-    assert abs(red - 119) <= 3
-    assert abs(red - green) <= 2
-    assert abs(green - blue) <= 2
-
-    ycbcr = scene().convert("YCbCr")
-    assert close(decoded(encoded(ycbcr, "TIFF")), scene(), 4)
-
-
-@pytest.mark.parametrize("image_format", ["JPEG", "TIFF"])
-def test_cmyk_is_read(image_format: str) -> None:
+def test_cmyk_is_read() -> None:
     """JPEG files of this kind are inverted, as Adobe wrote them first."""
     picture = Image.new("RGB", (16, 16), (200, 100, 50))
-    file = encoded(picture.convert("CMYK"), image_format)
-    assert image_format == "TIFF" or b"Adobe" in file
+    file = encoded(picture.convert("CMYK"), "JPEG")
+    assert b"Adobe" in file
 
-    assert close(decoded(file), picture, 0 if image_format == "TIFF" else 3)
+    assert close(decoded(file), picture, 3)
 
 
-@pytest.mark.parametrize("byte_order", ["I;16", "I;16B"])
-def test_16_bit_grey_is_scaled_and_not_clipped(byte_order: str) -> None:
+def test_16_bit_grey_is_scaled_and_not_clipped() -> None:
     values = np.array([[0, 127, 129, 255, 256, 257, 32768, 65279, 65535]], dtype=np.uint16)
-    grey = Image.fromarray(values)
-    if byte_order == "I;16B":
-        grey = Image.frombytes("I;16B", grey.size, values.astype(">u2").tobytes())
-    expected = [0, 0, 1, 1, 1, 1, 128, 254, 255]
 
-    for image_format in ("PNG", "TIFF"):
-        picture = np.asarray(decoded(encoded(grey, image_format)))
-        assert picture[0, :, 0].tolist() == expected, image_format
-        assert (picture == picture[:, :, :1]).all()
+    picture = np.asarray(decoded(encoded(Image.fromarray(values), "PNG")))
+
+    assert picture[0, :, 0].tolist() == [0, 0, 1, 1, 1, 1, 128, 254, 255]
+    assert (picture == picture[:, :, :1]).all()
 
 
 @pytest.mark.parametrize(
@@ -279,8 +226,9 @@ def test_white_lies_under_transparency() -> None:
     # 51 is a fifth: 0.2 x 100 + 0.8 x 255, and so on.
     expected = [(100, 0, 200), (224, 204, 244), WHITE]
 
-    for file in (encoded(image, "PNG"), encoded(image, "TIFF")):
-        assert [decoded(file).getpixel((x, 0)) for x in range(3)] == expected
+    picture = decoded(encoded(image, "PNG"))
+
+    assert [picture.getpixel((x, 0)) for x in range(3)] == expected
 
 
 def test_white_lies_under_transparent_grey() -> None:
@@ -325,7 +273,7 @@ def test_white_lies_under_a_transparent_palette() -> None:
         assert pixels == [RED, WHITE, BLUE], kind
 
 
-@pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_pictures_are_turned_upright(image_format: str, orientation: int) -> None:
     # What has to be done to an upright picture so that the orientation, as EXIF defines it by where
@@ -391,7 +339,7 @@ def test_odd_exif_data_does_not_hide_the_orientation(odd: tuple[int, int, int, b
 
 @pytest.mark.parametrize(
     ("image_format", "options"),
-    [("GIF", {}), ("WEBP", {"lossless": True}), ("PNG", {}), ("TIFF", {}), ("MPO", {})],
+    [("GIF", {}), ("WEBP", {"lossless": True}), ("PNG", {}), ("MPO", {})],
 )
 def test_the_first_frame_of_many_is_taken(image_format: str, options: dict[str, Any]) -> None:
     """MPO is what some phones and cameras write as .jpg: JPEG files one behind another."""
@@ -441,14 +389,15 @@ def test_an_empty_file() -> None:
         b"%PDF-1.7\n",
         b"PK\x03\x04" + bytes(100),
         b"P6 1 1 255 abc",
+        encoded(scene(), "BMP"),
+        encoded(scene(), "TIFF"),
         bytes(10_000),
     ],
-    ids=["zero byte", "text", "svg", "pdf", "zip", "ppm", "zeros"],
+    ids=["zero byte", "text", "svg", "pdf", "zip", "ppm", "bmp", "tiff", "zeros"],
 )
 def test_a_file_that_is_no_image_of_ours(file: bytes) -> None:
     assert refused(UnsupportedMedia, file) == (
-        "the uploaded file is not an image that can be read: expected JPEG, PNG, WEBP, GIF, BMP, "
-        "TIFF"
+        "the uploaded file is not an image that can be read: expected JPEG, PNG, WEBP, GIF"
     )
 
 
@@ -542,7 +491,7 @@ def test_a_jpeg_of_endless_scans_is_refused() -> None:
 
     assert decoded(jpeg_of_scans(5)).size == scene().size
     assert refused(InvalidInput, jpeg_of_scans(200)) == (
-        f"the image takes {own + 200} passes to decode: expected at most 100"
+        f"the image has {own + 200} scans: expected at most 100"
     )
 
 
@@ -550,20 +499,6 @@ def test_scans_of_a_thumbnail_do_not_count() -> None:
     thumbnail = jpeg_of_scans(200)[:60_000]
 
     assert decoded(jpeg_with_exif(corners(), b"II*\x00\x08\x00\x00\x00" + bytes(6) + thumbnail))
-
-
-def test_a_tiff_of_overlapping_strips_is_refused() -> None:
-    assert decoded(tiff_of_overlapping_strips(2)).getpixel((50, 50)) == (128, 128, 128)
-    assert refused(InvalidInput, tiff_of_overlapping_strips(1000)) == (
-        "the image takes 500 passes to decode: expected at most 100"
-    )
-
-
-@pytest.mark.parametrize("mode", ["I", "F"])
-def test_32_bits_a_channel_are_refused(mode: str) -> None:
-    assert refused(UnsupportedMedia, encoded(Image.new(mode, (2, 2), 1), "TIFF")) == (
-        "the image has 32 bits a channel, whose scale the file does not tell: expected 1, 8 or 16"
-    )
 
 
 # The contract

@@ -197,6 +197,39 @@ def test_an_input_is_not_sent_in_two_ways() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("shared_memory_region", pb.InferParameter(string_param="region")),
+        ("classification", pb.InferParameter(int64_param=3)),
+        ("binary_data", pb.InferParameter(bool_param=True)),
+        ("unheard_of", pb.InferParameter(bool_param=False)),
+    ],
+)
+@pytest.mark.parametrize("raw", [True, False])
+def test_parameters_of_a_single_tensor_are_refused(
+    key: str, value: pb.InferParameter, raw: bool
+) -> None:
+    request = message(int_contents=[1, 2])
+    if raw:
+        request.inputs[0].ClearField("contents")
+        request.raw_input_contents.append(bytes(8))
+    request.inputs[0].parameters[key].CopyFrom(value)
+    assert refusal(request) == f"input 'x': parameter {key!r} is not offered"
+
+    request.inputs[0].parameters.clear()
+    request.outputs.add(name="y").parameters[key].CopyFrom(value)
+    assert refusal(request) == f"output 'y': parameter {key!r} is not offered"
+
+
+def test_no_binary_data_is_what_is_sent_anyway() -> None:
+    request = message(int_contents=[1, 2])
+    request.inputs[0].parameters["binary_data"].bool_param = False
+    request.outputs.add(name="y").parameters["binary_data"].bool_param = False
+
+    assert kserve_v2.read_request(request).outputs == ["y"]
+
+
 # Answers of an engine
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 pytestmark = pytest.mark.needs("engine")
 
 CATS = {"tabby", "tiger cat", "Egyptian cat", "lynx"}
-FORMATS = "JPEG, PNG, WEBP, GIF, BMP, TIFF"
+FORMATS = "JPEG, PNG, WEBP, GIF"
 
 
 def upload(client: httpx.Client, file: bytes, **parameters: Any) -> httpx.Response:
@@ -128,14 +128,14 @@ def test_1x1(client: httpx.Client) -> None:
 
 
 def test_20_mb(client: httpx.Client, coffee: Image.Image) -> None:
-    file = encoded(coffee.resize((4600, 3067)), "BMP")
+    file = encoded(coffee.resize((4600, 3067)), compress_level=0)
     assert len(file) > 40 * 2**20
     response = upload(client, file)
     assert (response.status_code, detail(response)) == (
         413,
         "the body: expected at most 33554432 bytes (images.max_upload_bytes), got more",
     )
-    file = encoded(coffee.resize((3000, 2334)), "BMP")
+    file = encoded(coffee.resize((3000, 2334)), compress_level=0)
     assert 20 * 2**20 < len(file) < 32 * 2**20
     assert best_label(client, file) == "espresso"
 

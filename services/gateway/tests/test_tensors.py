@@ -247,10 +247,11 @@ def test_an_integer_out_of_range_is_named(datatype: Datatype, side: str) -> None
 def test_only_a_whole_number_is_an_integer(datatype: Datatype, element: Any, got: str) -> None:
     # A list among numbers is a nesting; alone in a scalar it is an element.
     shape, data = ([], [element]) if isinstance(element, list) else ([2], [0, element])
+    limits = np.iinfo(datatype.value)
 
     assert refusal("x", shape, data, datatype) == (
-        f"input 'x': expected a whole number for {datatype.name} at element {len(data) - 1}, "
-        f"got {got}"
+        f"input 'x': expected a whole number of {limits.min} to {limits.max} for {datatype.name} "
+        f"at element {len(data) - 1}, got {got}"
     )
 
 

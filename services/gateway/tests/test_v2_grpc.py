@@ -135,6 +135,25 @@ def test_health_and_metadata(kserve: rpc.GRPCInferenceServiceStub) -> None:
             "no engine has model 'slow' in version 9",
         ),
         (
+            request("slow", bytes(4), model_version="01"),
+            grpc.StatusCode.NOT_FOUND,
+            "no engine has model 'slow' in version '01'",
+        ),
+        (
+            request(
+                "slow",
+                bytes(4),
+                outputs=[
+                    pb.ModelInferRequest.InferRequestedOutputTensor(
+                        name="output",
+                        parameters={"classification": pb.InferParameter(int64_param=1)},
+                    )
+                ],
+            ),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "output 'output': parameter 'classification' is not offered",
+        ),
+        (
             request("slow", bytes(7)),
             grpc.StatusCode.INVALID_ARGUMENT,
             "model 'slow': input 'input': expected 4 bytes for FP32 [1], got 7",

@@ -106,6 +106,7 @@ def test_what_is_not_there(client: httpx.Client) -> None:
     for path, message in {
         "/v2/models/nobody": "no engine has model 'nobody'",
         "/v2/models/slow/versions/9": "no engine has model 'slow' in version 9",
+        "/v2/models/slow/versions/01": "no engine has model 'slow' in version '01'",
     }.items():
         response = client.get(path)
         assert (response.status_code, error(response)) == (404, message)
@@ -156,6 +157,17 @@ def test_what_is_not_there(client: httpx.Client) -> None:
             "input 'input': expected member 'data', got none",
         ),
         (["input"], "input 0: expected an object, got a string"),
+        (
+            [
+                {
+                    "name": "input",
+                    "shape": [1],
+                    "datatype": "FP32",
+                    "parameters": {"binary_data_size": 4},
+                }
+            ],
+            "input 'input': parameter 'binary_data_size' is not offered",
+        ),
     ],
 )
 def test_bad_tensors_are_refused_exactly(

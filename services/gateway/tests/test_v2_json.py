@@ -167,8 +167,8 @@ def test_an_unfit_request_is_refused(document: dict[str, Any], sentence: str) ->
         ),
         (
             tensor(datatype="UINT64", data=[1, 2**64]),
-            "input 'x': expected a whole number for UINT64 at element 1, "
-            "got 1.8446744073709552e+19",
+            "input 'x': expected a whole number of 0 to 18446744073709551615 for UINT64 at "
+            "element 1, got 1.8446744073709552e+19",
         ),
     ],
 )  # fmt: skip
@@ -180,6 +180,50 @@ def test_an_unfit_input_is_refused(entry: object, sentence: str) -> None:
         read(document)
 
     assert refused.value.message == sentence
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("binary_data_size", 8),
+        ("shared_memory_region", "region"),
+        ("classification", 3),
+        ("binary_data", True),
+        ("binary_data", 0),
+        ("binary_data", None),
+    ],
+)
+def test_parameters_of_a_single_tensor_are_refused(key: str, value: object) -> None:
+    asked = {"binary_data": False, key: value}
+    with pytest.raises(InvalidInput) as refused:
+        # Where the bytes lie elsewhere there is no member data.
+        read({"inputs": [tensor(data=None, parameters=asked)]})
+    assert refused.value.message == f"input 'x': parameter {key!r} is not offered"
+
+    with pytest.raises(InvalidInput) as refused:
+        read({"inputs": [tensor()], "outputs": [{"name": "y", "parameters": asked}]})
+    assert refused.value.message == f"output 'y': parameter {key!r} is not offered"
+
+
+def test_parameters_of_a_single_tensor_are_an_object() -> None:
+    with pytest.raises(InvalidInput) as refused:
+        read({"inputs": [tensor(parameters=[])]})
+
+    assert refused.value.message == (
+        "input 'x': expected member 'parameters' as an object, got a list"
+    )
+
+
+@pytest.mark.parametrize("parameters", [None, {}, {"binary_data": False}])
+def test_no_binary_data_is_what_is_sent_anyway(parameters: object) -> None:
+    request = read(
+        {
+            "inputs": [{**tensor(), "parameters": parameters}],
+            "outputs": [{"name": "y", "parameters": parameters}],
+        }
+    )
+
+    assert (request.inputs[0].name, request.outputs) == ("x", ["y"])
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,11 @@ class Deadline:
         Raises:
             DeadlineExceeded: the time was up first; `awaitable` has been cancelled.
         """
+        timeout = asyncio.timeout(self.remaining())
         try:
-            async with asyncio.timeout(self.remaining()):
+            async with timeout:
                 return await awaitable
         except TimeoutError:
-            raise self.exceeded() from None
+            if timeout.expired():
+                raise self.exceeded() from None
+            raise  # The awaitable's own, as is every other exception of it.

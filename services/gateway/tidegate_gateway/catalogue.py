@@ -33,7 +33,9 @@ class Catalogue(Generic[K, V]):
         self._ttl_s = ttl_s
         self._timeout_s = timeout_s
         self._known: dict[K, tuple[float, V]] = {}
+        # The newest question about each key; in `_tasks` are the forgotten ones as well.
         self._fetching: dict[K, asyncio.Task[V]] = {}
+        self._tasks: set[asyncio.Task[V]] = set()
 
     async def get(self, key: K, deadline: Deadline) -> V:
         """What is known of `key`.
@@ -47,29 +49,37 @@ class Catalogue(Generic[K, V]):
             return known[1]
         task = self._fetching.get(key)
         if task is None:
-            task = asyncio.create_task(self._refresh(key))
+            task = asyncio.create_task(self._ask(key))
             self._fetching[key] = task
+            self._tasks.add(task)
             task.add_done_callback(lambda done: self._fetched(key, done))
         return await deadline.wait_for(asyncio.shield(task))
 
     def forget(self, key: K) -> None:
-        """Ask anew at the next request."""
+        """Ask anew at the next request; what has been asked before goes to those who wait for it,
+        and is not remembered."""
         self._known.pop(key, None)
+        self._fetching.pop(key, None)
 
     async def close(self) -> None:
         """End what is being asked."""
-        tasks = list(self._fetching.values())
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _refresh(self, key: K) -> V:
-        value = await self._fetch(key, Deadline.after(self._timeout_s))
-        self._known[key] = (time.monotonic() + self._ttl_s, value)
-        return value
+    async def _ask(self, key: K) -> V:
+        return await self._fetch(key, Deadline.after(self._timeout_s))
 
     def _fetched(self, key: K, task: asyncio.Task[V]) -> None:
-        del self._fetching[key]
-        if not task.cancelled() and task.exception() is not None:
-            # Read, so that asyncio does not report it once more when nobody waited any longer.
-            self._known.pop(key, None)
+        self._tasks.remove(task)
+        newest = self._fetching.get(key) is task
+        if newest:
+            del self._fetching[key]
+        # The exception is read so that asyncio does not report it once more when nobody waited any
+        # longer.
+        if task.cancelled() or task.exception() is not None or not newest:
+            return
+        now = time.monotonic()
+        self._known = {known: entry for known, entry in self._known.items() if now < entry[0]}
+        self._known[key] = (now + self._ttl_s, task.result())

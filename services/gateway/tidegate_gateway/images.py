@@ -17,14 +17,14 @@ How to preprocess is the model's own business: an image model says it in its con
 import asyncio
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from tidegate_gateway.errors import (
     EngineFailed,
@@ -36,9 +36,10 @@ from tidegate_gateway.errors import (
 from tidegate_gateway.models import ANY, Model, TensorSpec
 from tidegate_gateway.tensors import Datatype, Tensor, from_array
 
-# Formats that people upload. Pillow knows many more, each of them C code that would meet hostile
-# input for nobody's benefit.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+# Formats that people upload from the web. Pillow knows many more, each of them code that would meet
+# hostile input for nobody's benefit: a small TIFF file of many tiny strips, or a BMP file of many
+# runs, keeps a thread busy for minutes.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
 
 _RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
@@ -65,11 +66,9 @@ _UPRIGHT = {
 # Each 16-bit grey as 8 bits; Pillow would clip to 0-255 what has to be scaled down.
 _GREY_8: npt.NDArray[np.uint8] = (np.arange(2**16) / 257).round().astype(np.uint8)
 
-# How often a decoder may go over the whole picture. Progressive JPEG files of real encoders have
-# about ten scans, but a few bytes suffice for one more, which costs as much time as any other: a
-# file of 32 MiB could keep a thread busy for hours. The strips of a TIFF file, too, may all lie on
-# the same bytes.
-_MAX_PASSES = 100
+# Progressive JPEG files of real encoders have about ten scans, but a few bytes suffice for one
+# more, which costs as much time as any other: a file of 32 MiB could keep a thread busy for hours.
+_MAX_SCANS = 100
 
 # In entropy-coded data, the next marker that is no part of that data (stuffing, restarts).
 _JPEG_MARKER = re.compile(rb"\xff+([^\x00\x01\xd0-\xd7\xff])", re.DOTALL)
@@ -191,7 +190,7 @@ def decode(file: bytes, max_pixels: int) -> Image.Image:
 
     Raises:
         InvalidInput: the file is empty, truncated or damaged, or made to keep the decoder busy.
-        UnsupportedMedia: it is not an image of one of FORMATS, or has 32 bits a channel.
+        UnsupportedMedia: it is not an image of one of FORMATS.
         PayloadTooLarge: it has more than `max_pixels` pixels.
     """
     if not file:
@@ -211,16 +210,9 @@ def decode(file: bytes, max_pixels: int) -> Image.Image:
                 f"the image has {image.width} x {image.height} = {pixels} pixels: expected at "
                 f"most {max_pixels} (images.max_pixels)"
             )
-        if image.mode in ("I", "F"):
-            raise UnsupportedMedia(
-                "the image has 32 bits a channel, whose scale the file does not tell: "
-                "expected 1, 8 or 16"
-            )
-        passes = _passes(image, file)
-        if passes > _MAX_PASSES:
-            raise InvalidInput(
-                f"the image takes {passes} passes to decode: expected at most {_MAX_PASSES}"
-            )
+        # MPO, several JPEG files one behind another, comes from the same plugin.
+        if image.format in ("JPEG", "MPO") and (scans := _jpeg_scans(file)) > _MAX_SCANS:
+            raise InvalidInput(f"the image has {scans} scans: expected at most {_MAX_SCANS}")
         try:
             image.load()
             return _to_rgb(_upright(image))
@@ -234,18 +226,6 @@ def _damaged(error: Exception) -> InvalidInput:
     return InvalidInput(
         "the image is truncated or damaged: expected a whole file", detail=repr(error)
     )
-
-
-def _passes(image: Image.Image, file: bytes) -> int:
-    if image.format in ("JPEG", "MPO"):
-        return _jpeg_scans(file)
-    covered = sum((right - left) * (lower - upper) for left, upper, right, lower in _tiles(image))
-    return covered // (image.width * image.height)
-
-
-def _tiles(image: Image.Image) -> Iterator[tuple[int, int, int, int]]:
-    if isinstance(image, ImageFile.ImageFile):
-        yield from (tile.extents for tile in image.tile if tile.extents is not None)
 
 
 def _jpeg_scans(file: bytes) -> int:
@@ -266,7 +246,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I;16"):
+    if image.mode == "I;16":
         return Image.fromarray(_GREY_8[np.asarray(image)]).convert("RGB")
     if image.has_transparency_data:
         upper = image.convert("RGBA")

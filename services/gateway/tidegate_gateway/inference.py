@@ -8,6 +8,7 @@ engine speaks, is known only to the modules on either side; `Upstream` is all th
 latter.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -27,6 +28,10 @@ Parameter = bool | int | str | float
 
 ENGINES_CHOICE = ""
 """The version of a request that leaves it to the engine."""
+
+# As engines name their versions: numbers of 64 bits. Some read "01" as 1 as well, and would have
+# one version remembered under as many names as a client can think of.
+_VERSION = re.compile(r"[1-9][0-9]{0,18}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,24 @@ class Classification:
     top: Sequence[Candidate]
 
 
+def check_tensor_parameters(tensor: str, parameters: Mapping[str, object]) -> None:
+    """Check that nothing is asked of a single input or output.
+
+    An engine would answer with something else than its tensor (its best classes, say), or take it
+    from elsewhere than the request.
+
+    Args:
+        tensor: what it is called in messages.
+        parameters: those of that tensor; those of the whole request are in `Request`.
+
+    Raises:
+        InvalidInput: there is one; `binary_data` may be there with False, which asks for nothing.
+    """
+    for key, value in parameters.items():
+        if key != "binary_data" or value is not False:
+            raise InvalidInput(f"{tensor}: parameter {key!r} is not offered")
+
+
 class Upstream(Protocol):
     """What is asked of the engines. Every method raises the domain's errors, and none other."""
 
@@ -150,6 +173,8 @@ class Inference:
 
     async def model(self, name: str, version: str, deadline: Deadline) -> Model:
         """What is known of a model; raises ModelNotFound and whatever the engine does."""
+        if version != ENGINES_CHOICE and not _VERSION.fullmatch(version):
+            raise ModelNotFound(f"no engine has model {name!r} in version {version!r}")
         return await self._models.get((name, version), deadline)
 
     async def server_ready(self, deadline: Deadline) -> bool:
@@ -237,7 +262,7 @@ def _batch_of_one(
     array = to_array(tensor)
     if not contract.batched:
         array = array[np.newaxis]
-    if array.shape[0] != 1 or array.ndim < 2 or array.dtype.kind not in "fiu":
+    if array.ndim < 2 or array.shape[0] != 1 or array.size == 0 or array.dtype.kind not in "fiu":
         raise EngineFailed(
             f"the engine's output {output.name!r}: expected scores of shape [1, classes], got "
             f"{tensor.datatype.name} {list(tensor.shape)}"

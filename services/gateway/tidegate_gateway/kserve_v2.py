@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from google.protobuf.internal.containers import MessageMap
 
 from tidegate_gateway.errors import EngineFailed, InvalidInput
-from tidegate_gateway.inference import Parameter, Request, Response
+from tidegate_gateway.inference import Parameter, Request, Response, check_tensor_parameters
 from tidegate_gateway.models import Model, TensorSpec
 from tidegate_gateway.tensors import Datatype, Tensor, pack
 from tidegate_proto import kserve_v2_pb2 as pb
@@ -35,7 +35,8 @@ def read_request(message: pb.ModelInferRequest) -> Request:
     """The request in `message`.
 
     Raises:
-        InvalidInput: its datatypes, contents or the number of its raw contents do not fit together.
+        InvalidInput: its datatypes, contents or the number of its raw contents do not fit together,
+            or something is asked of a single tensor.
     """
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
@@ -51,7 +52,7 @@ def read_request(message: pb.ModelInferRequest) -> Request:
             _input(tensor, raw[index] if raw else None)
             for index, tensor in enumerate(message.inputs)
         ],
-        outputs=[output.name for output in message.outputs],
+        outputs=[_wanted(output) for output in message.outputs],
         parameters=_parameters(message.parameters),
     )
 
@@ -147,7 +148,13 @@ def _metadata(specs: Sequence[TensorSpec]) -> list[pb.ModelMetadataResponse.Tens
     ]
 
 
+def _wanted(output: pb.ModelInferRequest.InferRequestedOutputTensor) -> str:
+    check_tensor_parameters(f"output {output.name!r}", _parameters(output.parameters))
+    return output.name
+
+
 def _input(tensor: pb.ModelInferRequest.InferInputTensor, raw: bytes | None) -> Tensor:
+    check_tensor_parameters(f"input {tensor.name!r}", _parameters(tensor.parameters))
     datatype = Datatype.of(tensor.datatype, tensor=f"input {tensor.name!r}")
     shape = tuple(tensor.shape)
     sent = [field.name for field, _ in tensor.contents.ListFields()]

@@ -212,7 +212,6 @@ def pack(name: str, datatype: Datatype, elements: Sequence[object]) -> bytes:
 
 
 _NUMBER = (frozenset({int, float}), "a number")
-_INTEGER = (frozenset({int}), "a whole number")
 _ELEMENTS: dict[Datatype, tuple[frozenset[type], str]] = {
     Datatype.BOOL: (frozenset({bool}), "true or false"),
     Datatype.BYTES: (frozenset({str, bytes}), "a string"),
@@ -220,7 +219,13 @@ _ELEMENTS: dict[Datatype, tuple[frozenset[type], str]] = {
     Datatype.BF16: _NUMBER,
     Datatype.FP32: _NUMBER,
     Datatype.FP64: _NUMBER,
-    **{d: _INTEGER for d in Datatype if isinstance(d.value, np.dtype) and d.value.kind in "iu"},
+    # With the range, since JSON integers of more than 64 bits come as floats.
+    **{
+        d: (frozenset({int}), f"a whole number of {limits.min} to {limits.max}")
+        for d in Datatype
+        if isinstance(d.value, np.dtype) and d.value.kind in "iu"
+        for limits in [np.iinfo(d.value)]
+    },
 }
 
 

@@ -6,11 +6,12 @@ from typing import Any
 import orjson
 
 from tidegate_gateway.errors import InvalidInput
-from tidegate_gateway.inference import Parameter, Request, Response
+from tidegate_gateway.inference import Parameter, Request, Response, check_tensor_parameters
 from tidegate_gateway.models import Model, TensorSpec
 from tidegate_gateway.tensors import MAX_RANK, Datatype, Tensor, from_json, json_kind, to_json
 
-# The most that a dimension can be without its tensor's size leaving 64 bits.
+# The most that one dimension may be: more elements than any body holds, and well within the 64 bits
+# that engines have for it. How many elements all of them make is checked against those sent.
 _MAX_DIMENSION = 2**31 - 1
 
 
@@ -38,7 +39,8 @@ def read_request(document: Mapping[str, Any], model: str, version: str) -> Reque
     """The request in `document` for that version of that model.
 
     Raises:
-        InvalidInput: a member is missing, of another type, or a tensor does not fit its own shape.
+        InvalidInput: a member is missing, of another type, a tensor does not fit its own shape, or
+            something is asked of a single tensor.
     """
     inputs = _member(document, "inputs", list, "the request", required=True)
     outputs = _member(document, "outputs", list, "the request")
@@ -47,12 +49,7 @@ def read_request(document: Mapping[str, Any], model: str, version: str) -> Reque
         version=version,
         id=_member(document, "id", str, "the request") or "",
         inputs=[_input(entry, index) for index, entry in enumerate(inputs)],
-        outputs=[
-            _member(
-                _object(entry, f"output {index}"), "name", str, f"output {index}", required=True
-            )
-            for index, entry in enumerate(outputs or [])
-        ],
+        outputs=[_wanted(entry, index) for index, entry in enumerate(outputs or [])],
         parameters=_parameters(document),
     )
 
@@ -86,11 +83,17 @@ def _metadata(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
     ]
 
 
+def _wanted(entry: object, index: int) -> str:
+    output, name = _named(entry, "output", index)
+    where = f"output {name!r}"
+    check_tensor_parameters(where, _member(output, "parameters", dict, where) or {})
+    return name
+
+
 def _input(entry: object, index: int) -> Tensor:
-    where = f"input {index}"
-    tensor = _object(entry, where)
-    name = _member(tensor, "name", str, where, required=True)
+    tensor, name = _named(entry, "input", index)
     where = f"input {name!r}"
+    check_tensor_parameters(where, _member(tensor, "parameters", dict, where) or {})
     datatype = Datatype.of(_member(tensor, "datatype", str, where, required=True), tensor=where)
     shape = _member(tensor, "shape", list, where, required=True)
     if len(shape) > MAX_RANK:
@@ -106,6 +109,13 @@ def _input(entry: object, index: int) -> Tensor:
     if "data" not in tensor:
         raise InvalidInput(f"{where}: expected member 'data', got none")
     return from_json(name, datatype, shape, tensor["data"])
+
+
+def _named(entry: object, kind: str, index: int) -> tuple[dict[str, Any], str]:
+    """The object in `entry`, and its name."""
+    where = f"{kind} {index}"
+    tensor = _object(entry, where)
+    return tensor, _member(tensor, "name", str, where, required=True)
 
 
 def _output(tensor: Tensor) -> dict[str, Any]:
