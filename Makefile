@@ -35,9 +35,10 @@ format: setup ## Formats the code and mends what the linter can mend.
 	@.venv/bin/ruff check --fix --quiet
 	@.venv/bin/ruff format --quiet
 
-generate: setup ## Makes the generated code of proto/ and docs/settings.md anew.
+generate: setup ## Makes the generated code of proto/, docs/settings.md and the chart's schema and README anew.
 	@.venv/bin/python proto/generate.py
 	@.venv/bin/python docs/generate.py
+	@.venv/bin/python charts/generate.py
 
 images: ## Builds the container images with buildah or docker (IMAGES="gateway …": only these).
 	@$(PYTHON) setup/images.py $(IMAGES)

@@ -32,6 +32,8 @@ _IN_TURN = '{"loadBalancingConfig": [{"round_robin": {}}]}'
 # than an engine takes to come back under a new address.
 _RESOLVE_AT_MOST_EACH_MS = 1000
 
+_MOST_HELD_BYTES = 2**30
+
 # Triton says all of these with UNAVAILABLE or NOT_FOUND; only the words tell them apart.
 _QUEUE_FULL = "exceeds maximum queue size"
 _QUEUE_TIMEOUT = "request timeout expired"
@@ -52,6 +54,9 @@ def open_channel(engine: EngineSettings) -> grpc.aio.Channel:
             ("grpc.max_send_message_length", engine.max_message_bytes),
             ("grpc.max_receive_message_length", engine.max_message_bytes),
             ("grpc.service_config", _IN_TURN),
+            # A call that meets an engine's GOAWAY is sent again on the next connection, but only
+            # while gRPC still holds all of it; by default that is 256 KiB, less than one image.
+            ("grpc.per_rpc_retry_buffer_size", min(engine.max_message_bytes, _MOST_HELD_BYTES)),
             ("grpc.dns_min_time_between_resolutions_ms", _RESOLVE_AT_MOST_EACH_MS),
             ("grpc.keepalive_time_ms", _ms(engine.keepalive_s)),
             ("grpc.keepalive_timeout_ms", _ms(engine.keepalive_timeout_s)),

@@ -57,7 +57,9 @@ class GrpcSettings(_Group):
     max_connection_age_s: float = Field(default=3.0, ge=0, le=86400)
     """Seconds after which a client is told to connect anew (GOAWAY), give or take a tenth; calls on
     the old connection finish. It spreads clients over new gateways, and while it is well below
-    drain.delay_s no call is lost when a gateway leaves. 0 keeps connections for ever."""
+    drain.delay_s no call is lost when a gateway leaves. 0 keeps connections for ever. A client that
+    sends messages over 256 KiB needs the channel option grpc.per_rpc_retry_buffer_size above their
+    size, or now and then one that meets the GOAWAY fails as UNAVAILABLE."""
 
 
 class AdminSettings(_Group):

@@ -1,0 +1,143 @@
+"""values.yaml explains every value, and the schema lets in no other."""
+
+import json
+import re
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+CHART = Path(__file__).parents[1] / "tidegate"
+GENERATE = runpy.run_path(str(CHART.parent / "generate.py"))
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+VALUES_TEXT = (CHART / "values.yaml").read_text()
+
+# What Kubernetes itself judges, or Helm: open on purpose.
+OPEN = {"definitions.kubernetes", "properties.global"}
+
+pytestmark = pytest.mark.needs("helm")
+
+
+def test_every_value_has_a_comment() -> None:
+    """A map is explained as a whole, or each of its members is."""
+    groups: dict[str, dict[str, bool]] = {}
+    for value in GENERATE["values"](VALUES_TEXT):
+        parent, _, name = value.path.rpartition(".")
+        groups.setdefault(parent, {})[name] = bool(value.comment)
+
+    assert all(groups[""].values()), groups[""]
+    half = {path: names for path, names in groups.items() if len({*names.values()}) > 1}
+    assert half == {}
+    # A list or a scalar without a comment above must be explained with the map around it.
+    assert all(groups["gateway"].values())
+    assert all(groups["engine"].values())
+
+
+def test_a_comment_ends_as_a_sentence() -> None:
+    unfinished = [
+        value.path
+        for value in GENERATE["values"](VALUES_TEXT)
+        if value.comment and not value.comment.endswith(".")
+    ]
+    assert unfinished == []
+
+
+def test_schema_and_values_have_the_same_members() -> None:
+    values = yaml.safe_load(VALUES_TEXT)
+    in_values = {path for path in _paths(values) if not path.startswith("gateway.settings.")}
+    in_schema = {*_properties(SCHEMA, "")} - {"global", "engine.updateStrategy.rollingUpdate"}
+    optional = {path for path in in_schema if path.startswith("gateway.settings.")}
+    partly = re.compile(r"\.(resources|updateStrategy\.rollingUpdate|affinity)\.")
+
+    def judged(paths: set[str]) -> set[str]:
+        return {path for path in paths if not partly.search(path)}
+
+    assert judged(in_values) == judged(in_schema - optional)
+
+
+def test_every_object_of_the_schema_is_closed() -> None:
+    loose = [path for path, schema in _objects(SCHEMA, "") if "additionalProperties" not in schema]
+    assert {*loose} == OPEN
+
+
+def test_the_schema_has_the_settings_of_the_gateway() -> None:
+    text = (CHART / "values.schema.json").read_text()
+    assert GENERATE["schema_text"](text) == text, "run `make generate`"
+
+
+def test_the_readme_has_the_values() -> None:
+    text = (CHART / "README.md").read_text()
+    assert GENERATE["readme_text"](text, VALUES_TEXT) == text, "run `make generate`"
+
+
+@pytest.mark.parametrize(
+    ("argument", "sentence"),
+    [
+        ("gateway.replica=3", "at '/gateway': additional properties 'replica' not allowed"),
+        ("gatway.replicas=3", "at '': additional properties 'gatway' not allowed"),
+        ("gateway.image.pullpolicy=x", "additional properties 'pullpolicy' not allowed"),
+        (
+            "gateway.settings.deadline.max=5",
+            "at '/gateway/settings/deadline': additional properties 'max' not allowed",
+        ),
+        ("gateway.settings.http.port=80", "additional properties 'port' not allowed"),
+        ("gateway.settings.log.level=loud", "at '/gateway/settings/log/level': value must be one"),
+        ("gateway.settings.drain.delay_s=-1", "at '/gateway/settings/drain/delay_s': minimum"),
+        ("gateway.settings.drain=null", "at '/gateway/settings': missing property 'drain'"),
+        ("engine.gpu.count=half", "at '/engine/gpu/count': got string, want integer"),
+        ("engine.models=null", "at '/engine': missing property 'models'"),
+        ("engine.repository.bucket=x", "additional properties 'bucket' not allowed"),
+        ("engine.resources.limits.memory=4GB", "at '/engine/resources/limits/memory'"),
+        ("engine.extraArgs[0]=strict", "at '/engine/extraArgs/0': 'strict' does not match"),
+        (
+            "engine.repository.hostPath=/models,engine.repository.existingClaim=models",
+            "engine.repository: expected at most one of existingClaim, hostPath and volume, got "
+            "existingClaim and hostPath",
+        ),
+        (
+            "engine.enabled=false",
+            "gateway.settings.engine.address: expected host:port of an engine, since "
+            "engine.enabled is false, got none",
+        ),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_name(
+    run_helm: Any, argument: str, sentence: str
+) -> None:
+    done = run_helm("template", "tidegate", CHART, "--set", argument)
+    assert done.returncode != 0
+    assert sentence in done.stderr
+
+
+def _paths(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in values.items():
+        yield prefix + name
+        if isinstance(value, dict):
+            yield from _paths(value, f"{prefix}{name}.")
+
+
+def _properties(schema: dict[str, Any], prefix: str) -> Iterator[str]:
+    schema = _resolved(schema)
+    for name, member in schema.get("properties", {}).items():
+        yield prefix + name
+        yield from _properties(member, f"{prefix}{name}.")
+
+
+def _objects(schema: object, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(schema, list):
+        for number, member in enumerate(schema):
+            yield from _objects(member, f"{path}.{number}")
+    if isinstance(schema, dict):
+        if schema.get("type") == "object":
+            yield path.removeprefix("."), schema
+        for name, member in schema.items():
+            yield from _objects(member, f"{path}.{name}")
+
+
+def _resolved(schema: dict[str, Any]) -> dict[str, Any]:
+    while "$ref" in schema:
+        schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
+    return schema

@@ -1,0 +1,72 @@
+{{/*
+What all names begin with. A StatefulSet's name must leave 11 of the 63 characters of a label for the
+hash of its revision, and the longest suffix of ours takes 8.
+*/}}
+{{- define "tidegate.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 44 | trimSuffix "-" -}}
+{{- else if contains .Chart.Name .Release.Name -}}
+{{- .Release.Name | trunc 44 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 44 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Name of a component's objects. Takes (list $ component). */}}
+{{- define "tidegate.name" -}}
+{{- printf "%s-%s" (include "tidegate.fullname" (first .)) (last .) -}}
+{{- end -}}
+
+{{/*
+What selects the pods of a component. Selectors of workloads are immutable: nothing that changes
+between versions of the chart may come in here. Takes (list $ component).
+*/}}
+{{- define "tidegate.selectorLabels" -}}
+app.kubernetes.io/name: {{ (first .).Chart.Name | trunc 63 }}
+app.kubernetes.io/instance: {{ (first .).Release.Name }}
+app.kubernetes.io/component: {{ last . }}
+{{- end -}}
+
+{{/*
+Labels of pods. The version is not among them: it would restart every engine with each version of the
+chart. Those of the values cannot replace ours. Takes (list $ component).
+*/}}
+{{- define "tidegate.podLabels" -}}
+{{- $ours := fromYaml (include "tidegate.stableLabels" .) -}}
+{{- toYaml (merge $ours (get (first .).Values (last .)).podLabels) -}}
+{{- end -}}
+
+{{/* Labels that stay as they are from version to version. Takes (list $ component). */}}
+{{- define "tidegate.stableLabels" -}}
+{{ include "tidegate.selectorLabels" . }}
+app.kubernetes.io/part-of: tidegate
+{{- end -}}
+
+{{/* Labels of all other objects. Takes (list $ component). */}}
+{{- define "tidegate.labels" -}}
+{{ include "tidegate.stableLabels" . }}
+app.kubernetes.io/version: {{ (first .).Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ (first .).Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" (first .).Chart.Name (first .).Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- end -}}
+
+{{/* Name of a component's ServiceAccount. Takes (list $ component). */}}
+{{- define "tidegate.serviceAccountName" -}}
+{{- $account := (get (first .).Values (last .)).serviceAccount -}}
+{{- $account.name | default (ternary (include "tidegate.name" .) "default" $account.create) -}}
+{{- end -}}
+
+{{/* Name of an image. Takes (list $ image). */}}
+{{- define "tidegate.image" -}}
+{{- $image := last . -}}
+{{- if $image.digest -}}
+{{- printf "%s@%s" $image.repository $image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $image.repository ($image.tag | default (first .).Chart.AppVersion) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The model that is asked when nothing else is said. */}}
+{{- define "tidegate.defaultModel" -}}
+{{- .Values.gateway.settings.default_model | default (ternary (first .Values.engine.models) "image_classifier" .Values.engine.enabled) -}}
+{{- end -}}
