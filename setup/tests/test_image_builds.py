@@ -37,7 +37,7 @@ def test_an_unknown_image_is_refused_by_name(capsys: pytest.CaptureFixture[str])
 
 
 def test_without_a_builder_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images.shutil, "which", lambda _: None)
+    monkeypatch.setenv("PATH", "")
     with pytest.raises(
         images.ImageError, match="start a docker engine, or apt-get install buildah"
     ):
