@@ -9,6 +9,7 @@ PYTHON ?= python3
 # What needs no packages but Python 3.11 or newer.
 PYTHON311 ?= $(firstword $(wildcard $(CURDIR)/.venv/bin/python) $(PYTHON))
 TESTS ?=
+DOCKERFILES := $(wildcard services/*/Dockerfile* k8s-tests/*/Dockerfile)
 
 help: ## Lists the targets.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +31,7 @@ check: setup ## Runs the linters and the type checker.
 	@.venv/bin/mypy
 	@.venv/bin/mypy k8s-tests charts
 	@.venv/bin/lint-imports --no-logo
+	@.venv/bin/hadolint $(DOCKERFILES)
 
 format: setup ## Formats the code and mends what the linter can mend.
 	@.venv/bin/ruff check --fix --quiet

@@ -1,0 +1,126 @@
+"""The cluster of the tests, the release in it, and what is kept when a test fails.
+
+CONTEXT=name runs them on a cluster of yours, which must be for tests: they install, kill and
+remove. Nothing is ever done in a context that was not named. Without it they bring up that of
+`make cluster`, and take it down again unless it was up before.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from kubernetes import CommandFailed, Kubernetes
+from node.cluster import Cluster
+from node.config import Options
+from node.errors import ClusterError
+from node.layout import CONTEXT
+
+ROOT = Path(__file__).parents[1]
+CHART = ROOT / "charts" / "tidegate"
+VALUES = Path(__file__).parent / "values.yaml"
+FAILURES = ROOT / ".run" / "e2e"
+IMAGES = ROOT / ".run" / "images"
+NAMESPACE = "tidegate"
+RELEASE = "tidegate"
+
+_failed = pytest.StashKey[bool]()
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """The test cluster, with the images in it. For tests that break nodes; others take `kube`."""
+    if os.environ.get("CONTEXT"):
+        pytest.fail("this test breaks nodes, which only the cluster of `make cluster` is for")
+    subprocess.run([sys.executable, ROOT / "setup" / "images.py"], check=True)
+    own = Cluster()
+    try:
+        was_up = bool(own.nodes)
+    except ClusterError:
+        was_up = False
+    own.up(Options())
+    own.load(sorted(IMAGES.glob("*.tar")))
+    yield own
+    if not was_up:
+        own.down()
+
+
+@pytest.fixture(scope="session")
+def kube(request: pytest.FixtureRequest) -> Kubernetes:
+    """The cluster that was named, or the test cluster."""
+    if named := os.environ.get("CONTEXT"):
+        return Kubernetes(named, None, None)
+    own: Cluster = request.getfixturevalue("cluster")
+    return Kubernetes(CONTEXT, own.kubeconfig, own.layout.tools)
+
+
+@pytest.fixture(scope="session")
+def release(kube: Kubernetes) -> Iterator[Kubernetes]:
+    """Three engines and two gateways, installed as the chart's page tells; for all tests that do
+    not change it for good."""
+    kube.helm(*install_words(), timeout_s=400)
+    yield kube
+    kube.helm("uninstall", RELEASE, f"--namespace={NAMESPACE}", "--wait", "--cascade=foreground")
+    kube.kubectl("delete", "namespace", NAMESPACE)
+
+
+def install_words() -> list[str]:
+    """`helm upgrade --install` of the release of all tests."""
+    return [
+        "upgrade",
+        "--install",
+        RELEASE,
+        str(CHART),
+        f"--namespace={NAMESPACE}",
+        "--create-namespace",
+        f"--values={CHART / 'values-local.yaml'}",
+        f"--values={VALUES}",
+        "--wait",
+        "--timeout=4m",
+    ]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "kube" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.needs("cluster"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    kube = getattr(item, "funcargs", {}).get("kube")
+    if call.excinfo is not None and kube is not None and not item.stash.get(_failed, False):
+        item.stash[_failed] = True
+        report.sections.append(("the cluster's state", f"kept in {keep_state(kube, item.name)}"))
+    return report
+
+
+def keep_state(kube: Kubernetes, name: str) -> Path:
+    """Write what there is in the cluster, what happened and what was logged; returns the folder."""
+    folder = FAILURES / "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, words in {
+        "pods.txt": ("get", "pods", "--all-namespaces", "--output=wide"),
+        "nodes.txt": ("describe", "nodes"),
+        "events.txt": ("get", "events", "--all-namespaces", "--sort-by=.lastTimestamp"),
+        "describe.txt": ("describe", "pods,services,endpointslices", f"--namespace={NAMESPACE}"),
+        "gateway.log": _log_words("gateway"),
+        "engine.log": _log_words("engine"),
+    }.items():
+        try:
+            said = kube.kubectl(*words)
+        except (CommandFailed, subprocess.TimeoutExpired) as error:
+            said = str(error)
+        (folder / file).write_text(said)
+    return folder
+
+
+def _log_words(component: str) -> tuple[str, ...]:
+    selector = f"app.kubernetes.io/component={component}"
+    return ("logs", f"--namespace={NAMESPACE}", f"--selector={selector}", "--prefix", "--tail=2000")

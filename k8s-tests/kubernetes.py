@@ -1,0 +1,121 @@
+"""What the tests do with a cluster: kubectl, helm, and waiting. One context, named once."""
+
+import json
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_POLL_S = 0.2
+_FORWARD_S = 20.0
+
+
+class CommandFailed(Exception):
+    """kubectl or helm ended with an error; the message holds what it said."""
+
+
+@dataclass(frozen=True)
+class Kubernetes:
+    """A cluster, reached through one context.
+
+    Attributes:
+        context: its name in the kubeconfig; every command names it.
+        kubeconfig: the file, or None for kubectl's own choice.
+        tools: folder with kubectl and helm, or None for those on PATH.
+    """
+
+    context: str
+    kubeconfig: Path | None
+    tools: Path | None
+
+    def kubectl(self, *words: str, stdin: str = "", timeout_s: float = 300) -> str:
+        """What kubectl prints.
+
+        Raises:
+            CommandFailed: it ends with an error.
+        """
+        return _run(self.kubectl_command(*words), stdin, timeout_s)
+
+    def kubectl_command(self, *words: str) -> list[str]:
+        """The whole command line, for a process that goes on."""
+        return [self._tool("kubectl"), *self._kubeconfig(), f"--context={self.context}", *words]
+
+    def helm(self, *words: str, timeout_s: float = 600) -> str:
+        """What helm prints.
+
+        Raises:
+            CommandFailed: it ends with an error.
+        """
+        context = f"--kube-context={self.context}"
+        return _run([self._tool("helm"), *self._kubeconfig(), context, *words], "", timeout_s)
+
+    def get(self, *words: str) -> Any:
+        """An object, or a list of them, as JSON has it."""
+        return json.loads(self.kubectl("get", *words, "--output=json"))
+
+    def names(self, kind: str, namespace: str, selector: str) -> list[str]:
+        """The names of all objects of a kind that a selector finds, those that go included."""
+        items = self.get(kind, f"--namespace={namespace}", f"--selector={selector}")["items"]
+        return sorted(item["metadata"]["name"] for item in items)
+
+    def apply(self, *manifests: Mapping[str, Any]) -> None:
+        """Apply manifests by the server."""
+        document = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(manifests)})
+        self.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=document)
+
+    @contextmanager
+    def forwarded(self, namespace: str, target: str, port: int) -> Iterator[str]:
+        """host:port on this machine that `kubectl port-forward` leads to `port` of `target`."""
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            local = probe.getsockname()[1]
+        words = ["port-forward", f"--namespace={namespace}", target, f"{local}:{port}"]
+        with subprocess.Popen(
+            self.kubectl_command(*words),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process:
+            try:
+                assert process.stdout is not None
+                said = process.stdout.readline()
+                if not said.startswith("Forwarding from"):
+                    raise CommandFailed(f"port-forward of {target}: {said.strip()}")
+                yield f"127.0.0.1:{local}"
+            finally:
+                process.kill()
+
+    def _tool(self, name: str) -> str:
+        return str(self.tools / name) if self.tools else name
+
+    def _kubeconfig(self) -> list[str]:
+        return [f"--kubeconfig={self.kubeconfig}"] if self.kubeconfig else []
+
+
+def eventually(check: Callable[[], bool], what: str, timeout_s: float = 120) -> None:
+    """Wait until something is so; fails with `what` when it takes longer than `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not check():
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
+        time.sleep(_POLL_S)
+
+
+def fetch(url: str, timeout_s: float = _FORWARD_S) -> bytes:
+    """The body at `url`, which must answer 200."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, timeout=timeout_s) as answer:
+        body: bytes = answer.read()
+        return body
+
+
+def _run(command: Sequence[str], stdin: str, timeout_s: float) -> str:
+    ended = subprocess.run(
+        command, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+    if ended.returncode != 0:
+        raise CommandFailed(f"`{' '.join(command)}`: {ended.stderr.strip() or ended.stdout}")
+    return ended.stdout

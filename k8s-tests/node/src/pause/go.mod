@@ -1,0 +1,3 @@
+module tidegate.dev/pause
+
+go 1.24.0

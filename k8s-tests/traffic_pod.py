@@ -1,0 +1,86 @@
+"""The traffic generator as a pod of the cluster, asked through `kubectl exec`."""
+
+import base64
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from kubernetes import Kubernetes, eventually
+from tidegate_traffic.driver import Control
+
+NAME = "traffic"
+IMAGE = "localhost/tidegate/traffic:dev"
+_ASK = ("python3", "-m", "tidegate_traffic", "ask")
+
+
+@contextmanager
+def traffic(
+    kube: Kubernetes, namespace: str, plan: Mapping[str, Any], files: Mapping[str, bytes]
+) -> Iterator[Control]:
+    """Traffic by `plan`, which waits for `Control.start`; `files` are those that the plan names."""
+    encoded = {name: base64.b64encode(content).decode() for name, content in files.items()}
+    labels = {"app.kubernetes.io/name": NAME}
+    kube.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": NAME, "namespace": namespace, "labels": labels},
+            "data": {"plan.json": json.dumps(plan)},
+            "binaryData": encoded,
+        },
+        _pod(namespace, labels),
+    )
+    try:
+        kube.kubectl(
+            "wait", "--for=condition=Ready", f"pod/{NAME}", f"--namespace={namespace}",
+            "--timeout=90s",
+        )  # fmt: skip
+        yield Control.through(
+            kube.kubectl_command("exec", f"--namespace={namespace}", NAME, "--", *_ASK)
+        )
+    finally:
+        kube.kubectl("delete", f"pod/{NAME}", f"configmap/{NAME}", f"--namespace={namespace}",
+                     "--grace-period=0", "--force")  # fmt: skip
+        eventually(lambda: not kube.names("pods", namespace, f"app.kubernetes.io/name={NAME}"),
+                   "the traffic pod is gone")  # fmt: skip
+
+
+def _pod(namespace: str, labels: Mapping[str, str]) -> dict[str, Any]:
+    control = {"tcpSocket": {"port": "control"}, "periodSeconds": 1}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": NAME, "namespace": namespace, "labels": labels},
+        "spec": {
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "containers": [
+                {
+                    "name": NAME,
+                    "image": IMAGE,
+                    "imagePullPolicy": "Never",
+                    "args": ["run", "/plan/plan.json", "--control-host=0.0.0.0",
+                             "--control-port=8090", "--wait-for-start",
+                        "--stay"],
+                    "ports": [{"name": "control", "containerPort": 8090}],
+                    "readinessProbe": control,
+                    "volumeMounts": [
+                        {"name": "plan", "mountPath": "/plan"},
+                        {"name": "tmp", "mountPath": "/tmp"},
+                    ],
+                    "securityContext": {
+                        "runAsNonRoot": True,
+                        "runAsUser": 65532,
+                        "readOnlyRootFilesystem": True,
+                        "allowPrivilegeEscalation": False,
+                        "capabilities": {"drop": ["ALL"]},
+                    },
+                }
+            ],
+            "volumes": [
+                {"name": "plan", "configMap": {"name": NAME}},
+                {"name": "tmp", "emptyDir": {}},
+            ],
+        },
+    }  # fmt: skip
