@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent
-TOOLS = ROOT / ".run" / "cluster" / "tools"
 
 
 def _has_environment(name: str) -> bool:
@@ -50,10 +49,6 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "curl": (
         lambda: shutil.which("curl") is not None,
         "curl: apt-get install curl",
-    ),
-    "helm": (
-        lambda: shutil.which("helm", path=f"{TOOLS}:{os.environ['PATH']}") is not None,
-        "helm: make cluster, or an installation of it",
     ),
     "go": (lambda: shutil.which("go") is not None, "Go 1.25 or newer"),
     "cluster": (

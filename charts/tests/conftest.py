@@ -4,7 +4,6 @@ import copy
 import functools
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,9 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
+from node.build import provide_tools
+from node.parts import cache_folder
+
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "tidegate"
-TOOLS = ROOT / ".run" / "cluster" / "tools"
 
 KUBECONFORM = "github.com/yannh/kubeconform/cmd/kubeconform@v0.8.0"
 # Names the version of Kubernetes that the test cluster runs.
@@ -30,8 +31,7 @@ Render = Callable[..., list[Manifest]]
 @pytest.fixture(scope="session")
 def run_helm(tmp_path_factory: pytest.TempPathFactory) -> RunHelm:
     """Runs Helm with arguments, away from the user's own settings of it."""
-    found = shutil.which("helm", path=f"{TOOLS}{os.pathsep}{os.environ['PATH']}")
-    assert found, "Helm is neither in .run/cluster/tools nor on the PATH"
+    found = provide_tools(cache_folder(os.environ), print)["helm"]
     home = tmp_path_factory.mktemp("helm")
     environment = {
         "PATH": os.environ["PATH"],

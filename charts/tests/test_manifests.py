@@ -16,7 +16,6 @@ VALUES_FILES = sorted(path.name for path in CHART.glob("values*.yaml"))
 Manifest = dict[str, Any]
 Render = Callable[..., list[Manifest]]
 
-pytestmark = pytest.mark.needs("helm")
 
 # Everything that can be asked for at once, beside what the values files have.
 EVERYTHING = """

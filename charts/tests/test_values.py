@@ -18,8 +18,6 @@ VALUES_TEXT = (CHART / "values.yaml").read_text()
 # What Kubernetes itself judges, or Helm: open on purpose.
 OPEN = {"definitions.kubernetes", "properties.global"}
 
-pytestmark = pytest.mark.needs("helm")
-
 
 def test_every_value_has_a_comment() -> None:
     """A map is explained as a whole, or each of its members is."""

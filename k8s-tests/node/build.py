@@ -57,6 +57,20 @@ def unfit(wanted: Sequence[str]) -> list[str]:
     return [] if needed is None else _go_sentences(needed, _go_version())
 
 
+def provide_tools(cache: Path, say: Callable[[str], None]) -> dict[str, Path]:
+    """kubectl and helm alone, downloaded where they are not in the cache yet.
+
+    Raises:
+        ClusterError: the download fails.
+    """
+    wanted = parts(cache)
+    cache.mkdir(parents=True, exist_ok=True)
+    with _alone(cache, say):
+        if "tools" in wanted.missing():
+            _make(wanted.folders["tools"], partial(_tools, say))
+    return wanted.tools
+
+
 def provide(cache: Path, say: Callable[[str], None]) -> Parts:
     """Everything, made where it is not in the cache yet.
 
