@@ -1,5 +1,6 @@
 """Real processes for the gateway's tests: Triton, a C++ engine, gateways, photos."""
 
+import io
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -7,7 +8,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
+import numpy as np
+import numpy.typing as npt
 import pytest
+from PIL import Image
 
 from tidegate_engine.artefacts import artefact_path, default_cache
 from tidegate_engine.local import LocalEngine
@@ -88,6 +92,27 @@ def photos(engine: LocalEngine) -> Mapping[str, bytes]:
     """The three photos by name; they are built with the models of `engine`."""
     names = ("chelsea.png", "coffee.png", "camera.png")
     return {name: artefact_path(name, default_cache()).read_bytes() for name in names}
+
+
+# What each photo shows, as indexes of ImageNet's classes; the first is one of three kinds of cat.
+SHOWN = {"chelsea.png": {281, 282, 285}, "coffee.png": {967}, "camera.png": {872}}
+
+
+@pytest.fixture(params=SHOWN)
+def photo_tensor(
+    request: pytest.FixtureRequest, photos: Mapping[str, bytes]
+) -> tuple[npt.NDArray[np.float32], set[int]]:
+    """A photo as `image_classifier` wants it, [1, 3, 224, 224], and the classes it may show.
+
+    Made here by hand, so that the gateway's own preprocessing is not what it is measured by.
+    """
+    image = Image.open(io.BytesIO(photos[request.param])).convert("RGB")
+    side = 0.875 * min(image.size)
+    left, top = (image.width - side) / 2, (image.height - side) / 2
+    box = (left, top, left + side, top + side)
+    small = image.resize((224, 224), Image.Resampling.BICUBIC, box)
+    pixels = np.asarray(small).transpose(2, 0, 1)
+    return ((pixels[np.newaxis] - 127.0) / 128).astype(np.float32), SHOWN[request.param]
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,11 @@
 """KServe v2 over HTTP on a real Triton."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import httpx
 import numpy as np
+import numpy.typing as npt
 import pytest
-
-from tidegate_gateway import images
 
 pytestmark = pytest.mark.needs("engine")
 
@@ -51,19 +49,15 @@ def test_every_datatype_comes_back(client: httpx.Client, datatype: str) -> None:
     assert output == tensor(datatype, [2], values, f"OUTPUT_{datatype}")
 
 
-def test_a_photo_as_json(client: httpx.Client, photos: Mapping[str, bytes]) -> None:
-    image = images.decode(photos["camera.png"], 10**9)
-    side = 0.875 * min(image.size)
-    left, top = (image.width - side) / 2, (image.height - side) / 2
-    small = image.resize((224, 224), 3, (left, top, left + side, top + side))
-    pixels = (np.asarray(small, np.float32).transpose(2, 0, 1) - 127) / 128
-    response = infer(
-        client, "image_classifier", tensor("FP32", [1, 3, 224, 224], pixels[None].tolist())
-    )
+def test_a_photo_as_json(
+    client: httpx.Client, photo_tensor: tuple[npt.NDArray[np.float32], set[int]]
+) -> None:
+    values, shown = photo_tensor
+    response = infer(client, "image_classifier", tensor("FP32", [1, 3, 224, 224], values.tolist()))
     assert response.status_code == 200, response.text
     (output,) = response.json()["outputs"]
     assert output["shape"] == [1, 1000]
-    assert int(np.argmax(output["data"])) == 872  # tripod
+    assert int(np.argmax(output["data"])) in shown
 
 
 def test_id_version_and_wanted_outputs(client: httpx.Client) -> None:
