@@ -55,7 +55,7 @@ cluster-down: ## Takes the test cluster away, whatever is left of it.
 	@cd k8s-tests && $(PYTHON311) -m node down
 
 e2e: setup ## Runs the tests on a cluster: that of `make cluster`, or CONTEXT=name of yours.
-	@.venv/bin/python -m pytest k8s-tests $(TESTS)
+	@REQUIRE_ALL=$(if $(CONTEXT),,1) .venv/bin/python -m pytest k8s-tests $(TESTS)
 
 clean: ## Removes what was set up and built inside this folder.
 	rm -rf .venv .venvs .run .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -51,6 +51,10 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
         "curl: apt-get install curl",
     ),
     "go": (lambda: shutil.which("go") is not None, "Go 1.25 or newer"),
+    "own-cluster": (
+        lambda: not os.environ.get("CONTEXT"),
+        "the cluster of `make cluster`, whose nodes may be broken, and no CONTEXT",
+    ),
     "cluster": (
         _can_have_cluster,
         "a cluster: root and what `make cluster-deps` installs, or CONTEXT=name of one for tests",

@@ -8,7 +8,7 @@ remove. Nothing is ever done in a context that was not named. Without it they br
 import os
 import subprocess
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,33 +28,37 @@ NAMESPACE = "tidegate"
 RELEASE = "tidegate"
 
 _failed = pytest.StashKey[bool]()
+_kube = pytest.StashKey[Kubernetes]()
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """The test cluster, with the images in it. For tests that break nodes; others take `kube`."""
-    if os.environ.get("CONTEXT"):
-        pytest.fail("this test breaks nodes, which only the cluster of `make cluster` is for")
     subprocess.run([sys.executable, ROOT / "setup" / "images.py"], check=True)
     own = Cluster()
     try:
         was_up = bool(own.nodes)
     except ClusterError:
         was_up = False
-    own.up(Options())
-    own.load(sorted(IMAGES.glob("*.tar")))
-    yield own
-    if not was_up:
-        own.down()
+    try:
+        own.up(Options())
+        own.load(sorted(IMAGES.glob("*.tar")))
+        yield own
+    finally:
+        if not was_up:
+            own.down()
 
 
 @pytest.fixture(scope="session")
 def kube(request: pytest.FixtureRequest) -> Kubernetes:
     """The cluster that was named, or the test cluster."""
     if named := os.environ.get("CONTEXT"):
-        return Kubernetes(named, None, None)
-    own: Cluster = request.getfixturevalue("cluster")
-    return Kubernetes(CONTEXT, own.kubeconfig, own.layout.tools)
+        made = Kubernetes(named, None, None)
+    else:
+        own: Cluster = request.getfixturevalue("cluster")
+        made = Kubernetes(CONTEXT, own.kubeconfig, own.layout.tools)
+    request.config.stash[_kube] = made
+    return made
 
 
 @pytest.fixture(scope="session")
@@ -85,8 +89,15 @@ def install_words() -> list[str]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "kube" in getattr(item, "fixturenames", ()):
+        fixtures = _fixtures(item)
+        if "kube" in fixtures:
             item.add_marker(pytest.mark.needs("cluster"))
+        if "cluster" in fixtures:
+            item.add_marker(pytest.mark.needs("own-cluster"))
+
+
+def _fixtures(item: pytest.Item) -> Sequence[str]:
+    return tuple(getattr(item, "fixturenames", ()))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -94,7 +105,8 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    kube = getattr(item, "funcargs", {}).get("kube")
+    # Not from the test's fixtures: the one that failed may have been in the way of it.
+    kube = item.config.stash.get(_kube, None) if "kube" in _fixtures(item) else None
     if call.excinfo is not None and kube is not None and not item.stash.get(_failed, False):
         item.stash[_failed] = True
         report.sections.append(("the cluster's state", f"kept in {keep_state(kube, item.name)}"))
@@ -109,9 +121,11 @@ def keep_state(kube: Kubernetes, name: str) -> Path:
         "pods.txt": ("get", "pods", "--all-namespaces", "--output=wide"),
         "nodes.txt": ("describe", "nodes"),
         "events.txt": ("get", "events", "--all-namespaces", "--sort-by=.lastTimestamp"),
-        "describe.txt": ("describe", "pods,services,endpointslices", f"--namespace={NAMESPACE}"),
+        "describe.txt": ("describe", "pods,services,endpointslices", "--all-namespaces"),
         "gateway.log": _log_words("gateway"),
         "engine.log": _log_words("engine"),
+        "gateway-before.log": (*_log_words("gateway"), "--previous"),
+        "engine-before.log": (*_log_words("engine"), "--previous"),
     }.items():
         try:
             said = kube.kubectl(*words)

@@ -1,10 +1,11 @@
 """What the tests do with a cluster: kubectl, helm, and waiting. One context, named once."""
 
 import json
-import socket
+import os
+import re
+import select
 import subprocess
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 _POLL_S = 0.2
+# Until a forwarded port listens.
 _FORWARD_S = 20.0
 
 
@@ -71,9 +73,7 @@ class Kubernetes:
     @contextmanager
     def forwarded(self, namespace: str, target: str, port: int) -> Iterator[str]:
         """host:port on this machine that `kubectl port-forward` leads to `port` of `target`."""
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            local = probe.getsockname()[1]
-        words = ["port-forward", f"--namespace={namespace}", target, f"{local}:{port}"]
+        words = ["port-forward", f"--namespace={namespace}", target, f":{port}"]
         with subprocess.Popen(
             self.kubectl_command(*words),
             stdout=subprocess.PIPE,
@@ -82,10 +82,13 @@ class Kubernetes:
         ) as process:
             try:
                 assert process.stdout is not None
+                select.select([process.stdout], [], [], _FORWARD_S)
+                os.set_blocking(process.stdout.fileno(), False)
                 said = process.stdout.readline()
-                if not said.startswith("Forwarding from"):
-                    raise CommandFailed(f"port-forward of {target}: {said.strip()}")
-                yield f"127.0.0.1:{local}"
+                found = re.match(r"Forwarding from (127\.0\.0\.1:\d+) ", said)
+                if found is None:
+                    raise CommandFailed(f"port-forward of {target}: {said.strip() or 'silence'}")
+                yield found[1]
             finally:
                 process.kill()
 
@@ -102,14 +105,6 @@ def eventually(check: Callable[[], bool], what: str, timeout_s: float = 120) -> 
     while not check():
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
         time.sleep(_POLL_S)
-
-
-def fetch(url: str, timeout_s: float = _FORWARD_S) -> bytes:
-    """The body at `url`, which must answer 200."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=timeout_s) as answer:
-        body: bytes = answer.read()
-        return body
 
 
 def _run(command: Sequence[str], stdin: str, timeout_s: float) -> str:

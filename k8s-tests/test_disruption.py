@@ -112,23 +112,41 @@ def test_a_deleted_gateway_is_not_noticed(release: Kubernetes, kube: Kubernetes)
 
 def test_a_rollout_of_the_gateway_is_not_noticed(release: Kubernetes, kube: Kubernetes) -> None:
     before = served_by_engine(kube)
+    deployment = f"deployment/{RELEASE}-gateway"
     with steady_traffic(kube) as control:
         old = kube.names("pods", NAMESPACE, GATEWAYS)
-        deployment = f"deployment/{RELEASE}-gateway"
-        kube.kubectl("rollout", "restart", deployment, f"--namespace={NAMESPACE}")
+        control.wait_in_flight(25)
+        with control.fault("restart"):
+            kube.kubectl("rollout", "restart", deployment, f"--namespace={NAMESPACE}")
         kube.kubectl("rollout", "status", deployment, f"--namespace={NAMESPACE}", "--timeout=180s")
+        replaced_at = control.in_flight().now_s
         eventually(
             lambda: not set(old) & set(kube.names("pods", NAMESPACE, GATEWAYS)),
             "the old gateways are gone",
         )
         new = kube.names("pods", NAMESPACE, GATEWAYS)
         control.wait_for(
-            lambda report: set(new) <= {cell.gateway for cell in report.cells},
-            "every new gateway has answered",
+            lambda report: (
+                report.elapsed_s > max(LEAST_SECONDS, replaced_at) + 5
+                and set(new) <= {cell.gateway for cell in report.cells}
+            ),
+            "every new gateway has answered for a while",
         )
         report = control.stop()
     assert len(new) == len(old) == 2
-    prove(report, Expectation(requests=least_requests(), gateways=[*old, *new]))
+    faults = [
+        Fault("restart", "gateway", victim, replacement, replaced_at)
+        for victim, replacement in zip(old, new, strict=True)
+    ]
+    prove(
+        report,
+        Expectation(
+            requests=least_requests(),
+            versions={"image_classifier": ["1"], "identity": ["1"]},
+            gateways=[*old, *new],
+            faults=faults,
+        ),
+    )
     expect_every_engine_served(before, served_by_engine(kube))
 
 

@@ -19,9 +19,11 @@ RESOURCE = "nvidia.com/gpu"
 
 
 @pytest.fixture
-def two_gpus(cluster: Cluster) -> Iterator[None]:
+def two_gpus(cluster: Cluster, kube: Kubernetes) -> Iterator[None]:
+    """Two devices on one node, and nothing of the test left after it."""
     cluster.set_gpus(NODE, 2)
     yield
+    kube.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found")
     cluster.break_gpus(NODE, [0, 1])
 
 
@@ -83,5 +85,3 @@ def test_gpus_are_given_out_once_and_only_while_they_are_well(
         lambda: sorted(phases(kube).values()) == ["Running", "Running"],
         "the other runs when its device is well again",
     )
-    kube.helm("uninstall", "gpus", f"--namespace={NAMESPACE}")
-    kube.kubectl("delete", "namespace", NAMESPACE)

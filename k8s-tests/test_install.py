@@ -47,7 +47,7 @@ def test_three_engines_and_two_gateways_are_ready(release: Kubernetes, kube: Kub
         for pod in kube.get("pods", f"--namespace={NAMESPACE}",
                             "--selector=app.kubernetes.io/component=gateway")["items"]
     }  # fmt: skip
-    assert len(nodes) == len(kube.get("nodes")["items"])
+    assert len(nodes) == min(2, len(kube.get("nodes")["items"]))
 
 
 @pytest.mark.parametrize("values", VALUES_FILES)
@@ -75,8 +75,8 @@ def test_what_uninstall_leaves(kube: Kubernetes) -> None:
     kube.helm(*words, "--set=engine.replicas=1,gateway.replicas=1")
     kube.helm("uninstall", RELEASE, f"--namespace={namespace}", "--wait", "--cascade=foreground")
     kinds = kube.kubectl("api-resources", "--verbs=list", "--namespaced", "--output=name").split()
-    mine = f"--selector=app.kubernetes.io/instance={RELEASE}"
-    kinds = [kind for kind in kinds if not kind.startswith(("events", "endpointslices"))]
-    left = kube.kubectl("get", ",".join(kinds), f"--namespace={namespace}", mine, "--output=name")
-    assert left == ""
+    kinds = [kind for kind in kinds if not kind.startswith("events")]
+    left = kube.kubectl("get", ",".join(kinds), f"--namespace={namespace}", "--output=name")
+    # What every namespace has.
+    assert set(left.split()) == {"configmap/kube-root-ca.crt", "serviceaccount/default"}
     kube.kubectl("delete", "namespace", namespace)

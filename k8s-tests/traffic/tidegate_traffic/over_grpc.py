@@ -25,8 +25,8 @@ from tidegate_traffic.verdicts import ok, refused, unlike_model, wrong
 _ANSWERED = "x-request-id"
 
 _OPTIONS: Sequence[tuple[str, Any]] = (
-    # gRPC repeats by itself what it believes the server has not begun; we count it.
-    ("grpc.enable_retries", 0),
+    # No retry policy, so nothing is asked twice. What gRPC does by itself in every client stays on:
+    # a call that meets a GOAWAY, which the server has never seen, goes over the next connection.
     # Otherwise channels to one address share one connection, and a new one would not be new.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),

@@ -1,6 +1,7 @@
 """The gateway in front of a real C++ server of inference.InferenceService."""
 
 import io
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -140,3 +141,18 @@ def test_a_bad_folder_stops_the_start(
         )
     assert message in str(caught.value)
     assert "Traceback" not in str(caught.value)
+
+
+def test_an_engine_that_is_away_is_not_ready_at_once(
+    configs: Path, new_gateway: Callable[..., LocalGateway]
+) -> None:
+    gateway = new_gateway(
+        "127.0.0.1:1", "--engine.protocol=inference-service", f"--engine.model_configs={configs}"
+    )
+    began = time.monotonic()
+    ready = httpx.get(f"{gateway.http_url}/v2/health/ready", timeout=60)
+    assert (ready.status_code, ready.json()) == (503, {"ready": False})
+    model = httpx.get(f"{gateway.http_url}/v2/models/resnet50_cpp/ready", timeout=60)
+    assert (model.status_code, model.json()["ready"]) == (503, False)
+    # The deadline, had it waited for that, is 30 s.
+    assert time.monotonic() - began < 20

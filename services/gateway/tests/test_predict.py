@@ -309,10 +309,12 @@ def test_without_a_name_the_default_model_is_meant(client: httpx.Client) -> None
     )
 
 
-@pytest.mark.parametrize("name", [None, 3, ""])
-def test_a_model_name_that_is_no_name_is_refused(client: httpx.Client, name: object) -> None:
+@pytest.mark.parametrize(("name", "got"), [(None, "null"), (3, "3"), ("", "an empty one")])
+def test_a_model_name_that_is_no_name_is_refused(
+    client: httpx.Client, name: object, got: str
+) -> None:
     response = client.post("/predict/v2", json={"model_name": name, "inputs": []})
     assert (response.status_code, detail(response)) == (
         400,
-        "the request: expected member 'model_name' as a string",
+        f"the request: expected member 'model_name' as a string, got {got}",
     )

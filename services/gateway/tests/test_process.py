@@ -117,7 +117,7 @@ def test_a_second_sigterm_ends_it_at_once(
     )
     os.kill(gateway.pid, signal.SIGTERM)
     eventually(lambda: gateway.poll() is not None, "it has left")
-    assert gateway.poll() == -signal.SIGTERM
+    assert gateway.poll() == 128 + signal.SIGTERM
 
 
 def test_it_ends_with_the_process_that_made_it(tmp_path: Path, eventually: Eventually) -> None:

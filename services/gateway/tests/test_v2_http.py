@@ -1,11 +1,14 @@
 """KServe v2 over HTTP on a real Triton."""
 
+import socket
 from typing import Any
 
 import httpx
 import numpy as np
 import numpy.typing as npt
 import pytest
+
+from tidegate_gateway.local import LocalGateway
 
 pytestmark = pytest.mark.needs("engine")
 
@@ -234,3 +237,32 @@ def test_the_documentation_is_there(client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()
     assert {"/predict", "/predict/v2", "/v2/models/{model}/infer"} <= set(document["paths"])
     assert client.get("/docs").status_code == 200
+
+
+def test_what_is_no_route_says_so_in_the_form_of_its_protocol(client: httpx.Client) -> None:
+    for method, path, status, document in (
+        ("GET", "/v2/nope", 404, {"error": "Not Found: there is no GET /v2/nope"}),
+        ("POST", "/v2", 405, {"error": "Method Not Allowed: there is no POST /v2"}),
+        ("GET", "/v2/", 404, {"error": "Not Found: there is no GET /v2/"}),
+        ("GET", "/predict", 405, {"detail": "Method Not Allowed: there is no GET /predict"}),
+    ):
+        response = client.request(method, path)
+        assert (response.status_code, response.json()) == (status, document)
+
+
+@pytest.mark.parametrize("path", ["/v2/models/slow/infer", "/predict/v2", "/predict"])
+def test_a_body_that_does_not_arrive_in_time_is_refused(gateway: LocalGateway, path: str) -> None:
+    host, _, port = gateway.http_url.removeprefix("http://").partition(":")
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\ntidegate-timeout: 0.5\r\n"
+        "Content-Type: multipart/form-data; boundary=x\r\n\r\n-"
+    )
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(head.encode())
+        answer = b""
+        while not answer.endswith(b"}"):
+            piece = connection.recv(65536)
+            assert piece, f"it ended after {answer!r}"
+            answer += piece
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"the body did not arrive within the deadline of 0.5 s" in answer

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import logging
+import math
+import os
 import signal
 import socket
 import sys
@@ -56,7 +58,9 @@ async def _serve(given: Settings) -> None:
         http_socket = _bind("http", given.http.host, given.http.port)
         grpc_port = _bind_grpc(gateway.grpc, given.grpc.host, given.grpc.port)
 
-        admin, http = _server(gateway.admin), _server(gateway.http)
+        keepalive_s = round(given.http.keepalive_s)
+        admin = _server(gateway.admin, keepalive_s)
+        http = _server(gateway.http, keepalive_s)
         admin_task = asyncio.create_task(admin.serve(sockets=[admin_socket]))
         http_task = asyncio.create_task(http.serve(sockets=[http_socket]))
         await gateway.grpc.start()
@@ -70,12 +74,14 @@ async def _serve(given: Settings) -> None:
             },
         )
 
-        await stop.wait()
+        stopping = asyncio.create_task(stop.wait())
+        # A listener that ends by itself is a reason to leave, too.
+        await asyncio.wait({stopping, http_task, admin_task}, return_when=asyncio.FIRST_COMPLETED)
         gateway.readiness.draining = True
         _log.info("draining", extra={"delay_s": given.drain.delay_s})
         await asyncio.sleep(given.drain.delay_s)
 
-        http.config.timeout_graceful_shutdown = round(given.drain.grace_s)
+        http.config.timeout_graceful_shutdown = math.ceil(given.drain.grace_s)
         http.should_exit = True
         await asyncio.gather(http_task, gateway.grpc.stop(given.drain.grace_s))
         admin.should_exit = True
@@ -90,8 +96,8 @@ def _signals() -> asyncio.Event:
 
     def received(number: int) -> None:
         if stop.is_set():
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
+            # Not by the signal itself: in a container we are process 1, which the kernel spares.
+            os._exit(128 + number)
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -99,11 +105,12 @@ def _signals() -> asyncio.Event:
     return stop
 
 
-def _server(application: ASGIApp) -> _Server:
+def _server(application: ASGIApp, keepalive_s: int) -> _Server:
     return _Server(
         uvicorn.Config(
             application,
             lifespan="off",
+            timeout_keep_alive=keepalive_s,
             log_config=None,
             access_log=False,
             http="httptools",

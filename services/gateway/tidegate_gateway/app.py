@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import grpc.aio
 from fastapi import FastAPI
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from tidegate_gateway import __version__, rest, rest_v2, rpc
 from tidegate_gateway.admin import Readiness, admin_app
-from tidegate_gateway.asgi import AccessMiddleware
+from tidegate_gateway.asgi import AccessMiddleware, refuse_unrouted
 from tidegate_gateway.channels import open_channel
 from tidegate_gateway.images import ImageDecoder
 from tidegate_gateway.inference import Inference, Upstream
@@ -84,7 +85,8 @@ async def opened(settings: Settings) -> AsyncIterator[Gateway]:
 
 def http_app(inference: Inference, settings: Settings) -> FastAPI:
     """The FastAPI application for clients, with its documentation at /docs."""
-    app = FastAPI(title="Tidegate", version=__version__)
+    app = FastAPI(title="Tidegate", version=__version__, redirect_slashes=False)
+    app.add_exception_handler(HTTPException, refuse_unrouted)  # type: ignore[arg-type]
     app.include_router(rest.router(inference, settings))
     app.include_router(rest_v2.router(inference, settings))
     return app

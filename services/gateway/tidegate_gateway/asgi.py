@@ -8,13 +8,20 @@ from fastapi import Header, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidegate_gateway import statuses
 from tidegate_gateway.access import REQUEST_ID_HEADER, Access, recorded
-from tidegate_gateway.attempts import TIMEOUT_HEADER
-from tidegate_gateway.errors import EngineFailed, InvalidInput, PayloadTooLarge, RequestError
+from tidegate_gateway.attempts import TIMEOUT_HEADER, Deadline
+from tidegate_gateway.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    InvalidInput,
+    PayloadTooLarge,
+    RequestError,
+)
 from tidegate_gateway.metrics import Metrics
 from tidegate_gateway.v2_json import dump
 
@@ -125,32 +132,56 @@ def access_of(request: Request) -> Access:
 
 
 async def limited_body(
-    request: Request, limit: int, setting: str, *, overhead: int = 0
+    request: Request, limit: int, setting: str, until: Deadline, *, overhead: int = 0
 ) -> AsyncGenerator[bytes, None]:
     """The body of `request` in the pieces in which it comes.
 
     Args:
         limit: bytes, the value of `setting`.
+        until: when all of it must be here.
         overhead: bytes beyond it that what `limit` is about may be wrapped in.
 
     Raises:
         PayloadTooLarge: it is larger, or says that it is.
+        InvalidInput: it is not here in time.
     """
     too_large = PayloadTooLarge(f"the body: expected at most {limit} bytes ({setting}), got more")
     # uvicorn has refused a Content-Length that is no number.
     if int(request.headers.get("content-length", 0)) > limit + overhead:
         raise too_large
     size = 0
-    async for piece in request.stream():
+    pieces = request.stream()
+    while (piece := await _next_piece(pieces, until)) is not None:
         size += len(piece)
         if size > limit + overhead:
             raise too_large
         yield piece
 
 
-async def whole_body(request: Request, limit: int, setting: str) -> bytes:
+async def _next_piece(pieces: AsyncGenerator[bytes, None], until: Deadline) -> bytes | None:
+    try:
+        return await until.wait_for(anext(pieces, None))
+    except DeadlineExceeded:
+        raise InvalidInput(
+            f"the body did not arrive within the deadline of {until.given:g} s"
+        ) from None
+
+
+async def whole_body(request: Request, limit: int, setting: str, until: Deadline) -> bytes:
     """The body of `request`; raises what `limited_body` raises."""
-    return b"".join([piece async for piece in limited_body(request, limit, setting)])
+    return b"".join([piece async for piece in limited_body(request, limit, setting, until)])
+
+
+async def refuse_unrouted(request: Request, error: HTTPException) -> Response:
+    """The answer for a path or method that does not exist, in the form of its protocol."""
+    member = "error" if request.url.path.startswith("/v2") else "detail"
+    sentence = f"{error.detail}: there is no {request.method} {request.url.path}"
+    return Response(
+        dump({member: sentence}),
+        status_code=error.status_code,
+        headers=error.headers,
+        media_type="application/json",
+    )
 
 
 def json_response(document: dict[str, Any], status: int = 200) -> Response:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tidegate_gateway import images
 from tidegate_gateway.attempts import Deadline
 from tidegate_gateway.catalogue import Catalogue
-from tidegate_gateway.errors import EngineFailed, InvalidInput, ModelNotFound
+from tidegate_gateway.errors import EngineFailed, EngineUnavailable, InvalidInput, ModelNotFound
 from tidegate_gateway.images import ImageContract, ImageDecoder
 from tidegate_gateway.models import Model, TensorSpec, check_inputs, check_outputs
 from tidegate_gateway.tensors import Tensor, to_array
@@ -173,17 +173,25 @@ class Inference:
 
     async def model(self, name: str, version: str, deadline: Deadline) -> Model:
         """What is known of a model; raises ModelNotFound and whatever the engine does."""
-        if version != ENGINES_CHOICE and not _VERSION.fullmatch(version):
+        if not _is_version(version):
             raise ModelNotFound(f"no engine has model {name!r} in version {version!r}")
         return await self._models.get((name, version), deadline)
 
     async def server_ready(self, deadline: Deadline) -> bool:
-        """Whether an engine takes requests."""
-        return await self._upstream.server_ready(deadline)
+        """Whether an engine can be reached and takes requests."""
+        try:
+            return await self._upstream.server_ready(deadline)
+        except EngineUnavailable:
+            return False
 
     async def model_ready(self, name: str, version: str, deadline: Deadline) -> bool:
-        """Whether an engine serves that version of that model."""
-        return await self._upstream.model_ready(name, version, deadline)
+        """Whether an engine can be reached and serves that version of that model."""
+        try:
+            return _is_version(version) and await self._upstream.model_ready(
+                name, version, deadline
+            )
+        except (EngineUnavailable, ModelNotFound):
+            return False
 
     async def infer(self, request: Request, deadline: Deadline) -> Response:
         """The answer to `request`.
@@ -242,6 +250,10 @@ class Inference:
             known = (model, await self._upstream.labels(request, output, deadline))
             self._labels[key] = known
         return known[1]
+
+
+def _is_version(version: str) -> bool:
+    return version == ENGINES_CHOICE or _VERSION.fullmatch(version) is not None
 
 
 def _scores_output(model: Model) -> TensorSpec:

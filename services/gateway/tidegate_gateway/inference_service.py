@@ -22,6 +22,9 @@ from tidegate_proto import inference_pb2 as pb
 from tidegate_proto import inference_pb2_grpc as rpc
 from tidegate_proto import model_config_pb2
 
+_READY = grpc.ChannelConnectivity.READY
+_FAILED = grpc.ChannelConnectivity.TRANSIENT_FAILURE
+
 # The protocol knows no versions; this is what answers call the one that each model has.
 _ONLY_VERSION = "1"
 
@@ -92,10 +95,11 @@ class InferenceServiceEngine:
 
     async def server_ready(self, deadline: Deadline) -> bool:
         """Whether the engine can be reached, which is all that its protocol tells."""
-        if self._channel.get_state(try_to_connect=True) is grpc.ChannelConnectivity.READY:
-            return True
-        await deadline.wait_for(self._channel.channel_ready())
-        return True
+        state = self._channel.get_state(try_to_connect=True)
+        while state not in (_READY, _FAILED):
+            await deadline.wait_for(self._channel.wait_for_state_change(state))
+            state = self._channel.get_state(try_to_connect=True)
+        return state is _READY
 
     async def model_ready(self, model: str, version: str, deadline: Deadline) -> bool:
         """Whether the engine can be reached and the model is described."""

@@ -28,6 +28,7 @@ from tidegate_gateway.errors import (
 )
 from tidegate_gateway.inference import ENGINES_CHOICE, Classification, Inference
 from tidegate_gateway.settings import Settings
+from tidegate_gateway.tensors import json_kind
 
 # Bytes beyond the file itself: boundaries, headers of parts, and small fields beside it.
 _MULTIPART_OVERHEAD = 64 * 1024
@@ -84,7 +85,7 @@ def router(inference: Inference, settings: Settings) -> APIRouter:
         until = deadline(timeout)
         access = access_of(request)
         access.model = (await inference.model(model, ENGINES_CHOICE, until)).name
-        file = await _uploaded_file(request, settings.images.max_upload_bytes)
+        file = await _uploaded_file(request, settings.images.max_upload_bytes, until)
         found = await inference.classify(model, ENGINES_CHOICE, file, top, until)
         access.version = found.version
         return json_response(_classification(found))
@@ -94,11 +95,14 @@ def router(inference: Inference, settings: Settings) -> APIRouter:
         """Tensors in the JSON form of KServe v2; the model may be named in the body."""
         until = deadline(timeout)
         document = v2_json.parse(
-            await whole_body(request, settings.http.max_body_bytes, "http.max_body_bytes")
+            await whole_body(request, settings.http.max_body_bytes, "http.max_body_bytes", until)
         )
         model = document.get("model_name", settings.default_model)
         if not isinstance(model, str) or not model:
-            raise InvalidInput("the request: expected member 'model_name' as a string")
+            raise InvalidInput(
+                "the request: expected member 'model_name' as a string, "
+                f"got {json_kind(model) if model != '' else 'an empty one'}"
+            )
         access = access_of(request)
         access.model = (await inference.model(model, ENGINES_CHOICE, until)).name
         response = await inference.infer(
@@ -157,7 +161,7 @@ class _WholeFormParser(MultiPartParser):
         return form
 
 
-async def _uploaded_file(request: Request, limit: int) -> bytes:
+async def _uploaded_file(request: Request, limit: int, until: Deadline) -> bytes:
     """The one file in the field `file` of a multipart body.
 
     Raises:
@@ -172,7 +176,7 @@ async def _uploaded_file(request: Request, limit: int) -> bytes:
             f"got {kind or 'no content type'!r}"
         )
     setting = "images.max_upload_bytes"
-    pieces = limited_body(request, limit, setting, overhead=_MULTIPART_OVERHEAD)
+    pieces = limited_body(request, limit, setting, until, overhead=_MULTIPART_OVERHEAD)
     try:
         form = await _WholeFormParser(request.headers, pieces).parse()
     except (MultiPartException, KeyError) as error:

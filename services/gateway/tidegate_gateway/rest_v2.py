@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 from tidegate_gateway import __version__, v2_json
 from tidegate_gateway.asgi import Timeout, access_of, json_response, route_class, whole_body
 from tidegate_gateway.attempts import Deadline
-from tidegate_gateway.errors import EngineUnavailable, RequestError
+from tidegate_gateway.errors import RequestError
 from tidegate_gateway.inference import ENGINES_CHOICE, Inference
 from tidegate_gateway.settings import Settings
 
@@ -49,10 +49,7 @@ def _add_server_routes(routes: APIRouter, inference: Inference, settings: Settin
     @routes.get("/health/ready", summary="Server readiness")
     async def ready(timeout: Timeout = None) -> Response:
         """The gateway reaches an engine that takes requests; 503 otherwise."""
-        try:
-            is_ready = await inference.server_ready(_deadline(timeout, settings))
-        except EngineUnavailable:
-            is_ready = False
+        is_ready = await inference.server_ready(_deadline(timeout, settings))
         return json_response({"ready": is_ready}, status=200 if is_ready else 503)
 
 
@@ -73,10 +70,7 @@ def _add_model_routes(routes: APIRouter, inference: Inference, settings: Setting
     ) -> Response:
         """An engine serves the model; 503 otherwise."""
         until = _deadline(timeout, settings)
-        try:
-            is_ready = await inference.model_ready(model, version, until)
-        except EngineUnavailable:
-            is_ready = False
+        is_ready = await inference.model_ready(model, version, until)
         return json_response({"name": model, "ready": is_ready}, status=200 if is_ready else 503)
 
     @routes.post("/models/{model}/infer", openapi_extra=_INFER_SCHEMA, summary="Infer")
@@ -92,7 +86,7 @@ def _add_model_routes(routes: APIRouter, inference: Inference, settings: Setting
         until = _deadline(timeout, settings)
         access = access_of(request)
         access.model = (await inference.model(model, version, until)).name
-        body = await whole_body(request, settings.http.max_body_bytes, "http.max_body_bytes")
+        body = await whole_body(request, settings.http.max_body_bytes, "http.max_body_bytes", until)
         response = await inference.infer(
             v2_json.read_request(v2_json.parse(body), model, version), until
         )

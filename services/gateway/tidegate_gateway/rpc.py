@@ -14,7 +14,6 @@ from tidegate_gateway.access import REQUEST_ID_HEADER, Access, recorded
 from tidegate_gateway.attempts import TIMEOUT_HEADER, Deadline
 from tidegate_gateway.errors import (
     EngineFailed,
-    EngineUnavailable,
     InvalidInput,
     NotOffered,
     RequestError,
@@ -133,10 +132,7 @@ class GRPCInferenceService(kserve_v2_pb2_grpc.GRPCInferenceServiceServicer):
     ) -> kserve_v2_pb2.ServerReadyResponse:
         """The gateway reaches an engine that takes requests."""
         async with self._calls.answering("ServerReady", context) as (_, deadline):
-            try:
-                ready = await self._inference.server_ready(deadline)
-            except EngineUnavailable:
-                ready = False
+            ready = await self._inference.server_ready(deadline)
             return kserve_v2_pb2.ServerReadyResponse(ready=ready)
 
     async def ModelReady(
@@ -144,10 +140,7 @@ class GRPCInferenceService(kserve_v2_pb2_grpc.GRPCInferenceServiceServicer):
     ) -> kserve_v2_pb2.ModelReadyResponse:
         """An engine serves the model."""
         async with self._calls.answering("ModelReady", context) as (_, deadline):
-            try:
-                ready = await self._inference.model_ready(request.name, request.version, deadline)
-            except EngineUnavailable:
-                ready = False
+            ready = await self._inference.model_ready(request.name, request.version, deadline)
             return kserve_v2_pb2.ModelReadyResponse(ready=ready)
 
     async def ServerMetadata(

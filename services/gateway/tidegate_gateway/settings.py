@@ -41,8 +41,11 @@ class HttpSettings(_Group):
     port: Port = 8080
     """Port of POST /predict and of KServe v2 over HTTP; 0 takes a free one."""
     max_body_bytes: Bytes = 64 * 2**20
-    """Largest request body, in bytes. Raise it for tensors over 64 MiB; each request in flight may
-    hold this much memory."""
+    """Largest request body, in bytes. Raise it for tensors over 64 MiB. A request in flight may
+    hold this much memory, and ten times as much while JSON of that size is parsed."""
+    keepalive_s: Seconds = 75.0
+    """Seconds for which a connection without requests is kept; longer than load balancers in front
+    keep theirs, which is often 60, so that it is they who close."""
 
 
 class GrpcSettings(_Group):
@@ -95,7 +98,8 @@ class EngineSettings(_Group):
     reconnect_max_s: Seconds = 1.0
     """Longest pause, in seconds, between two tries to reach an engine that is away."""
     description_ttl_s: Seconds = 30.0
-    """Seconds for which a model's inputs, outputs and labels are remembered."""
+    """Seconds for which a model's inputs and outputs are remembered; its labels are for as long as
+    these do not change."""
     description_timeout_s: Seconds = 5.0
     """Seconds that the engine has to describe a model."""
 
