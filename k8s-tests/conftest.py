@@ -138,3 +138,11 @@ def keep_state(kube: Kubernetes, name: str) -> Path:
 def _log_words(component: str) -> tuple[str, ...]:
     selector = f"app.kubernetes.io/component={component}"
     return ("logs", f"--namespace={NAMESPACE}", f"--selector={selector}", "--prefix", "--tail=2000")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the evidence of the zero-failure tests, which pytest keeps to itself when they pass."""
+    for report in terminalreporter.getreports("passed"):
+        if "k8s-tests/test_disruption.py" in report.nodeid and report.when == "call":
+            terminalreporter.section(f"evidence: {report.nodeid.rpartition('::')[2]}")
+            terminalreporter.write(report.capstdout)

@@ -17,7 +17,7 @@ from traffic_pod import traffic
 GATEWAYS = "app.kubernetes.io/component=gateway"
 ENGINES = "app.kubernetes.io/component=engine"
 # Requests a second, by route; and the least that must have been sent by the end of each test.
-RATES = {"photos": 2.0, "slow_photos": 6.0, "json": 15.0, "grpc": 15.0, "service": 5.0}
+RATES = {"photos": 2.0, "slow_photos": 8.0, "json": 15.0, "grpc": 15.0, "service": 5.0}
 LEAST_SECONDS = 15
 
 
@@ -84,7 +84,7 @@ def test_a_deleted_gateway_is_not_noticed(release: Kubernetes, kube: Kubernetes)
     before = served_by_engine(kube)
     with steady_traffic(kube) as control:
         victim, *others = kube.names("pods", NAMESPACE, GATEWAYS)
-        control.wait_in_flight(25)
+        control.wait_in_flight(35)
         with control.fault("delete"):
             kube.kubectl("delete", "pod", victim, f"--namespace={NAMESPACE}", "--wait=false")
         replacement, replaced_at = wait_for_replacement(kube, control, {victim, *others})
@@ -115,7 +115,7 @@ def test_a_rollout_of_the_gateway_is_not_noticed(release: Kubernetes, kube: Kube
     deployment = f"deployment/{RELEASE}-gateway"
     with steady_traffic(kube) as control:
         old = kube.names("pods", NAMESPACE, GATEWAYS)
-        control.wait_in_flight(25)
+        control.wait_in_flight(35)
         with control.fault("restart"):
             kube.kubectl("rollout", "restart", deployment, f"--namespace={NAMESPACE}")
         kube.kubectl("rollout", "status", deployment, f"--namespace={NAMESPACE}", "--timeout=180s")

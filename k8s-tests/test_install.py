@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from conftest import CHART, NAMESPACE, RELEASE, ROOT, install_words
-from kubernetes import Kubernetes
+from kubernetes import Kubernetes, eventually
 from tidegate_engine.artefacts import artefact_path, default_cache
 
 VALUES_FILES = ("values.yaml", "values-local.yaml", "values-gpu.yaml")
@@ -76,7 +76,14 @@ def test_what_uninstall_leaves(kube: Kubernetes) -> None:
     kube.helm("uninstall", RELEASE, f"--namespace={namespace}", "--wait", "--cascade=foreground")
     kinds = kube.kubectl("api-resources", "--verbs=list", "--namespaced", "--output=name").split()
     kinds = [kind for kind in kinds if not kind.startswith("events")]
-    left = kube.kubectl("get", ",".join(kinds), f"--namespace={namespace}", "--output=name")
     # What every namespace has.
-    assert set(left.split()) == {"configmap/kube-root-ca.crt", "serviceaccount/default"}
+    expected = {"configmap/kube-root-ca.crt", "serviceaccount/default"}
+
+    def left() -> set[str]:
+        words = ("get", ",".join(kinds), f"--namespace={namespace}", "--output=name")
+        return set(kube.kubectl(*words).split())
+
+    # Pods take their grace period to leave, and Helm does not always wait for all of it.
+    eventually(lambda: left() <= expected, "nothing of the release is left", timeout_s=90)
+    assert left() == expected
     kube.kubectl("delete", "namespace", namespace)

@@ -39,9 +39,11 @@ def traffic(
         yield Control.through(
             kube.kubectl_command("exec", f"--namespace={namespace}", NAME, "--", *_ASK)
         )
-    finally:
+    except BaseException:
         # For whoever reads why a test failed: the pod is gone by then.
         print(kube.kubectl("logs", f"--namespace={namespace}", NAME, "--tail=50"))
+        raise
+    finally:
         kube.kubectl("delete", f"pod/{NAME}", f"configmap/{NAME}", f"--namespace={namespace}",
                      "--grace-period=0", "--force")  # fmt: skip
         eventually(lambda: not kube.names("pods", namespace, f"app.kubernetes.io/name={NAME}"),
