@@ -13,19 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from installation import NAMESPACE, RELEASE, ROOT, install_words
 from kubernetes import CommandFailed, Kubernetes
 from node.cluster import Cluster
 from node.config import Options
 from node.errors import ClusterError
 from node.layout import CONTEXT
 
-ROOT = Path(__file__).parents[1]
-CHART = ROOT / "charts" / "tidegate"
-VALUES = Path(__file__).parent / "values.yaml"
 FAILURES = ROOT / ".run" / "e2e"
 IMAGES = ROOT / ".run" / "images"
-NAMESPACE = "tidegate"
-RELEASE = "tidegate"
 
 _failed = pytest.StashKey[bool]()
 _kube = pytest.StashKey[Kubernetes]()
@@ -69,22 +65,6 @@ def release(kube: Kubernetes) -> Iterator[Kubernetes]:
     yield kube
     kube.helm("uninstall", RELEASE, f"--namespace={NAMESPACE}", "--wait", "--cascade=foreground")
     kube.kubectl("delete", "namespace", NAMESPACE)
-
-
-def install_words() -> list[str]:
-    """`helm upgrade --install` of the release of all tests."""
-    return [
-        "upgrade",
-        "--install",
-        RELEASE,
-        str(CHART),
-        f"--namespace={NAMESPACE}",
-        "--create-namespace",
-        f"--values={CHART / 'values-local.yaml'}",
-        f"--values={VALUES}",
-        "--wait",
-        "--timeout=4m",
-    ]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from conftest import NAMESPACE, RELEASE
+from installation import NAMESPACE, RELEASE
 from kubernetes import Kubernetes, eventually
 from tidegate_engine.artefacts import artefact_path, default_cache
 from tidegate_traffic import evidence

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from conftest import CHART
+from installation import CHART
 from kubernetes import Kubernetes, eventually
 from node.cluster import Cluster
 

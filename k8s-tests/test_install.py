@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import CHART, NAMESPACE, RELEASE, ROOT, install_words
+from installation import CHART, NAMESPACE, RELEASE, ROOT, install_words
 from kubernetes import Kubernetes, eventually
 from tidegate_engine.artefacts import artefact_path, default_cache
 
