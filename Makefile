@@ -1,6 +1,7 @@
 # Every target has a sentence for `make help`. Long steps say what they do.
 .DEFAULT_GOAL := help
-.PHONY: help demo setup test check format generate images cluster-deps cluster cluster-down e2e clean
+.PHONY: help demo setup test soak bench-balance bench-simulation check format generate images \
+  cluster-deps cluster cluster-down e2e clean
 
 HTTP_PORT ?= 8080
 GRPC_PORT ?= 8081
@@ -12,7 +13,7 @@ TESTS ?=
 DOCKERFILES := $(wildcard services/*/Dockerfile* k8s-tests/*/Dockerfile)
 
 help: ## Lists the targets.
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## Starts a real Triton and the gateway, classifies three photos, stays until Ctrl-C (ONCE=1: ends).
 	@$(PYTHON) setup/environments.py demo
@@ -24,6 +25,17 @@ setup: ## Sets up the environments for tests and development, from the lock file
 
 test: check ## Sets up, checks and runs all the tests that this machine can carry (REQUIRE_ALL=1: all, or it fails).
 	@REQUIRE_ALL=$(REQUIRE_ALL) .venv/bin/python -m pytest $(TESTS)
+
+soak: setup ## Ten minutes of faults at random on local engines (SOAK_SEED=n: those again), and calls that are quiet for three.
+	@SOAK_S=$(or $(SOAK_S),600) SOAK_SEED=$(SOAK_SEED) .venv/bin/python -m pytest -s \
+	  services/gateway/tests/many_engines/test_soak.py \
+	  services/gateway/tests/many_engines/test_keepalive.py
+
+bench-balance: setup ## Measures how well requests are spread where one of three local engines is at half speed.
+	@.venv/bin/python -m bench.balance
+
+bench-simulation: setup ## Simulates 1,000 engines and 300 gateways, and draws the picture of docs/balancing.md.
+	@.venv/bin/python -m bench.simulation --picture docs/pictures/balancing-simulation.svg
 
 check: setup ## Runs the linters and the type checker.
 	@.venv/bin/ruff check --quiet

@@ -207,12 +207,22 @@ class Control:
         return now
 
     def wait_for(
-        self, fulfilled: Callable[[Report], bool], what: str, timeout_s: float = 60.0
+        self,
+        fulfilled: Callable[[Report], bool],
+        what: str,
+        timeout_s: float = 60.0,
+        *,
+        pause_s: float = _POLL_S,
     ) -> Report:
         """Wait until the report so far is `fulfilled`, and return it.
 
+        Args:
+            what: what is waited for, in words.
+            pause_s: seconds between two looks; the report of a long run is large, and making it
+                holds the generator up.
+
         Raises:
-            ControlError: it is not in time; `what` says what was waited for.
+            ControlError: it is not in time.
         """
         deadline = time.monotonic() + timeout_s
         while not fulfilled(report := self.report()):
@@ -221,7 +231,7 @@ class Control:
                     f"not within {timeout_s:g} s: {what} (state {report.state}, {report.ok} ok, "
                     f"{report.failed} failed)"
                 )
-            time.sleep(_POLL_S)
+            time.sleep(pause_s)
         return report
 
     def stop(self, timeout_s: float = 60.0) -> Report:

@@ -12,8 +12,10 @@ from tidegate_gateway.access import recorded
 from tidegate_gateway.errors import EngineFailed, InvalidInput
 from tidegate_gateway.logs import REQUEST_ID
 from tidegate_gateway.metrics import Metrics
+from tidegate_gateway.settings import AnswerSettings
 
 OWN = re.compile(r"[0-9a-f]{32}")
+SILENT = AnswerSettings()
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ def fields(record: logging.LogRecord) -> dict[str, object]:
     "sent", ["a", "42", "0f8fad5b-d9cb-469f-a165-70867728950e", "!~", "x" * 128]
 )
 def test_a_safe_id_of_the_client_is_kept(sent: str, metrics: Metrics) -> None:
-    with recorded("http", sent, metrics) as access:
+    with recorded("http", sent, metrics, SILENT) as access:
         assert access.request_id == sent
         assert REQUEST_ID.get() == sent
     assert REQUEST_ID.get() == ""
@@ -77,21 +79,42 @@ def test_a_safe_id_of_the_client_is_kept(sent: str, metrics: Metrics) -> None:
     ids=repr,
 )
 def test_any_other_id_is_replaced(sent: str | None, metrics: Metrics) -> None:
-    with recorded("http", sent, metrics) as access:
+    with recorded("http", sent, metrics, SILENT) as access:
         assert OWN.fullmatch(access.request_id)
         assert REQUEST_ID.get() == access.request_id
 
 
 def test_two_requests_have_two_ids(metrics: Metrics) -> None:
-    with recorded("http", None, metrics) as first, recorded("grpc", None, metrics) as second:
+    with (
+        recorded("http", None, metrics, SILENT) as first,
+        recorded("grpc", None, metrics, SILENT) as second,
+    ):
         assert first.request_id != second.request_id
         assert REQUEST_ID.get() == second.request_id
+
+
+def test_answers_tell_their_way_only_when_they_are_to(metrics: Metrics) -> None:
+    telling = AnswerSettings(gateway_name="gateway-1", engine_names=True)
+    with (
+        recorded("http", "a", metrics, SILENT) as silent,
+        recorded("http", "b", metrics, telling) as told,
+    ):
+        for access in (silent, told):
+            access.status = "200"
+            access.engines += ["engine-0", "engine-2"]
+
+    assert silent.headers() == [("x-request-id", "a")]
+    assert told.headers() == [
+        ("x-request-id", "b"),
+        ("tidegate-gateway", "gateway-1"),
+        ("tidegate-engine", "engine-0,engine-2"),
+    ]
 
 
 @settings(max_examples=70, deadline=None, database=None)
 @given(st.text(max_size=140))
 def test_no_id_can_write_into_headers_or_logs(sent: str) -> None:
-    with recorded("http", sent, SHARED) as access:
+    with recorded("http", sent, SHARED, SILENT) as access:
         assert re.fullmatch(r"[\x21-\x7e]{1,128}", access.request_id)
 
 
@@ -102,7 +125,7 @@ SHARED = Metrics()
 
 
 def test_an_answer_is_a_line(metrics: Metrics, log: pytest.LogCaptureFixture) -> None:
-    with recorded("http", None, metrics) as access:
+    with recorded("http", None, metrics, SILENT) as access:
         access.route, access.status = "/v2/models/{model}/infer", "200"
         access.model, access.version = "m", "3"
 
@@ -119,7 +142,7 @@ def test_an_answer_is_a_line(metrics: Metrics, log: pytest.LogCaptureFixture) ->
 
 
 def test_a_refusal_says_why(metrics: Metrics, log: pytest.LogCaptureFixture) -> None:
-    with recorded("grpc", None, metrics) as access:
+    with recorded("grpc", None, metrics, SILENT) as access:
         access.route, access.status = "ModelInfer", "INVALID_ARGUMENT"
         access.error = InvalidInput("input 'x': wrong")
 
@@ -137,7 +160,7 @@ def test_a_refusal_says_why(metrics: Metrics, log: pytest.LogCaptureFixture) -> 
 def test_what_the_engine_said_is_in_the_log_alone(
     metrics: Metrics, log: pytest.LogCaptureFixture
 ) -> None:
-    with recorded("http", None, metrics) as access:
+    with recorded("http", None, metrics, SILENT) as access:
         access.error = EngineFailed("model 'm' failed in the engine", detail="/models/m: no")
 
     assert fields(log.records[0])["detail"] == "/models/m: no"
@@ -147,7 +170,7 @@ def test_what_the_engine_said_is_in_the_log_alone(
 def test_a_request_that_breaks_off_is_recorded_as_well(
     metrics: Metrics, log: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(KeyboardInterrupt), recorded("http", "abc", metrics) as access:
+    with pytest.raises(KeyboardInterrupt), recorded("http", "abc", metrics, SILENT) as access:
         access.status = "499"
         raise KeyboardInterrupt
 
@@ -161,7 +184,7 @@ def test_a_request_that_breaks_off_is_recorded_as_well(
 
 def test_an_answer_is_counted_and_timed(metrics: Metrics) -> None:
     for status in ("200", "200", "400"):
-        with recorded("http", None, metrics) as access:
+        with recorded("http", None, metrics, SILENT) as access:
             access.route, access.model, access.status = "/predict", "m", status
 
     labels = {"protocol": "http", "route": "/predict", "model": "m"}
@@ -176,9 +199,9 @@ def test_an_answer_is_counted_and_timed(metrics: Metrics) -> None:
 
 def test_a_model_that_no_engine_has_is_no_label(metrics: Metrics) -> None:
     for _ in range(3):
-        with recorded("grpc", None, metrics) as access:
+        with recorded("grpc", None, metrics, SILENT) as access:
             access.route, access.status = "ModelInfer", "NOT_FOUND"
-    with recorded("http", None, metrics) as access:
+    with recorded("http", None, metrics, SILENT) as access:
         access.status = "404"
 
     assert samples(metrics, "tidegate_gateway_requests_total") == [
@@ -200,7 +223,7 @@ def test_a_model_that_no_engine_has_is_no_label(metrics: Metrics) -> None:
 
 def test_a_name_with_odd_characters_is_a_label_like_any_other(metrics: Metrics) -> None:
     name = 'a"b\\c\nd é'
-    with recorded("http", None, metrics) as access:
+    with recorded("http", None, metrics, SILENT) as access:
         access.model = name
 
     ((labels, _),) = samples(metrics, "tidegate_gateway_requests_total")
@@ -209,9 +232,9 @@ def test_a_name_with_odd_characters_is_a_label_like_any_other(metrics: Metrics) 
 
 def test_requests_in_flight_are_counted(metrics: Metrics) -> None:
     with (
-        recorded("http", None, metrics),
-        recorded("http", None, metrics),
-        recorded("grpc", None, metrics),
+        recorded("http", None, metrics, SILENT),
+        recorded("http", None, metrics, SILENT),
+        recorded("grpc", None, metrics, SILENT),
     ):
         assert samples(metrics, "tidegate_gateway_requests_in_flight") == [
             ({"protocol": "http"}, 2.0),

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tidegate_gateway.attempts import Deadline
 from tidegate_gateway.catalogue import Catalogue
+from tidegate_gateway.deadline import Deadline
 from tidegate_gateway.errors import DeadlineExceeded, EngineUnavailable, ModelNotFound
 
 PATIENT = 20.0

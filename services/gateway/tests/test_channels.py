@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate_gateway import errors
-from tidegate_gateway.attempts import Deadline
 from tidegate_gateway.channels import translate, translated
+from tidegate_gateway.deadline import Deadline
 
 Code = grpc.StatusCode
 
@@ -49,7 +49,7 @@ def translation(code: Code, text: str, model: str = "m") -> errors.RequestError:
         (
             Code.UNAVAILABLE,
             "Request for unknown model: 'm' version 1 is not at ready state",
-            errors.EngineUnavailable,
+            errors.VersionUnready,
             OFFLINE,
         ),
         (Code.UNAVAILABLE, "Socket closed", errors.EngineUnavailable, OFFLINE),
@@ -58,7 +58,7 @@ def translation(code: Code, text: str, model: str = "m") -> errors.RequestError:
         (
             Code.NOT_FOUND,
             "Request for unknown model: 'm' has no available versions",
-            errors.EngineUnavailable,
+            errors.VersionUnready,
             OFFLINE,
         ),
         (
@@ -141,7 +141,7 @@ def translation(code: Code, text: str, model: str = "m") -> errors.RequestError:
         (
             Code.INTERNAL,
             "Stub process 'm_0_0' is not healthy.",
-            errors.EngineFailed,
+            errors.BackendDead,
             "model 'm' failed in the engine",
         ),
     ],

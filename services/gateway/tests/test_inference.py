@@ -1,18 +1,30 @@
 """The heart with an engine whose answers do not fit, which no real one can be made to give."""
 
+import asyncio
 import io
 import struct
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from random import Random
 
 import pytest
 from PIL import Image
 
-from tidegate_gateway.attempts import Deadline
-from tidegate_gateway.errors import EngineFailed, ModelNotFound
+from tidegate_gateway.attempts import Attempts
+from tidegate_gateway.balancing import Pool, Rules
+from tidegate_gateway.deadline import Deadline
+from tidegate_gateway.discovery import Endpoint
+from tidegate_gateway.endpoints import Connection, Endpoints
+from tidegate_gateway.errors import EngineFailed, InvalidInput, ModelNotFound
+from tidegate_gateway.golden import EngineQuestions
 from tidegate_gateway.images import ImageDecoder
-from tidegate_gateway.inference import Inference, Request, Response
+from tidegate_gateway.inference import Admission, Inference, Request, Response, Upstream
+from tidegate_gateway.metrics import Metrics
 from tidegate_gateway.models import ANY, Model, TensorSpec
+from tidegate_gateway.routing import parse
+from tidegate_gateway.settings import AttemptSettings, HealthSettings
+from tidegate_gateway.table import Routes
 from tidegate_gateway.tensors import Datatype, Tensor
 
 CLASSIFIER = Model(
@@ -40,9 +52,11 @@ class Engine:
         self.model = CLASSIFIER
         self.output = output(Datatype.FP32, 1, 2)
         self.described: list[tuple[str, str]] = []
+        self.inferred: list[tuple[str, str]] = []
 
     async def infer(self, request: Request, deadline: Deadline) -> Response:
-        return Response(model=request.model, version="1", outputs=[self.output])
+        self.inferred.append((request.model, request.version))
+        return Response(model=request.model, version=request.version, outputs=[self.output])
 
     async def describe(self, model: str, version: str, deadline: Deadline) -> Model:
         self.described.append((model, version))
@@ -75,18 +89,74 @@ def photo() -> bytes:
     return file.getvalue()
 
 
+class Link:
+    """A connection to an engine that is in this process."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    async def connections(self) -> AsyncIterator[Connection]:
+        yield Connection.UP
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        pass
+
+
+async def one_endpoint() -> AsyncIterator[tuple[Endpoint, ...]]:
+    yield (Endpoint("127.0.0.1:1", "engine-0"),)
+    await asyncio.Event().wait()
+
+
 @pytest.fixture
 def engine() -> Engine:
     return Engine()
 
 
 @pytest.fixture
-async def inference(engine: Engine) -> AsyncIterator[Inference]:
+def routes() -> Routes:
+    return Routes(Random(1))
+
+
+@pytest.fixture
+async def inference(engine: Engine, routes: Routes) -> AsyncIterator[Inference]:
     decoder = ImageDecoder(threads=1, max_waiting=1, max_pixels=100)
-    made = Inference(engine, decoder, description_ttl_s=30, description_timeout_s=5)
+    metrics, chance = Metrics(), Random(1)
+    endpoints = Endpoints[Upstream](
+        Pool(Rules(), chance),
+        open_link=lambda _: Link(engine),
+        questions=EngineQuestions(),
+        wanted=lambda: routes.table.versions() if routes.table else (),
+        health=HealthSettings(),
+        metrics=metrics,
+        random=chance,
+        identity="gateway-0",
+        most=0,
+        first_connection_s=20,
+        close_after_s=1,
+    )
+    made = Inference(
+        routes,
+        Attempts(endpoints, AttemptSettings(), metrics),
+        decoder,
+        description_ttl_s=30,
+        description_timeout_s=5,
+    )
+    following = asyncio.create_task(endpoints.follow(one_endpoint()))
     yield made
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
     await made.close()
+    await endpoints.close()
     decoder.close()
+
+
+@contextmanager
+def admitted(
+    inference: Inference, version: str = "", *, name: str = "m", key: str | None = None
+) -> Iterator[Admission]:
+    with inference.admitted(name, version, key, []) as admission:
+        yield admission
 
 
 @pytest.mark.parametrize(
@@ -109,8 +179,8 @@ async def test_an_output_that_is_no_scores_is_the_engines_failure(
 ) -> None:
     engine.model, engine.output = model, answer
 
-    with pytest.raises(EngineFailed) as failed:
-        await inference.classify("m", "", photo(), 5, Deadline.after(20))
+    with pytest.raises(EngineFailed) as failed, admitted(inference) as admission:
+        await inference.classify(admission, photo(), 5, Deadline.after(20))
 
     assert failed.value.message == (
         f"the engine's output 'output': expected scores of shape [1, classes], got {got}"
@@ -125,7 +195,8 @@ async def test_scores_of_one_image_are_taken(
 ) -> None:
     engine.model, engine.output = model, output(Datatype.FP32, *shape)
 
-    found = await inference.classify("m", "", photo(), 5, Deadline.after(20))
+    with admitted(inference) as admission:
+        found = await inference.classify(admission, photo(), 5, Deadline.after(20))
 
     assert [(candidate.index, candidate.score) for candidate in found.top] == [(0, 0.5), (1, 0.5)]
 
@@ -134,7 +205,8 @@ async def test_scores_of_one_image_are_taken(
 async def test_the_engine_is_asked_for_a_version(
     engine: Engine, inference: Inference, version: str
 ) -> None:
-    assert await inference.model("m", version, Deadline.after(20)) is CLASSIFIER
+    with admitted(inference, version) as admission:
+        assert await inference.model(admission, Deadline.after(20)) is CLASSIFIER
     assert engine.described == [("m", version)]
 
 
@@ -145,8 +217,76 @@ async def test_the_engine_is_not_asked_for_what_is_no_version(
     engine: Engine, inference: Inference, version: str
 ) -> None:
     """An engine that reads "01" as 1 would have it remembered once for each way to write it."""
-    with pytest.raises(ModelNotFound) as refused:
-        await inference.model("m", version, Deadline.after(20))
+    with pytest.raises(ModelNotFound) as refused, admitted(inference, version):
+        pass
 
     assert refused.value.message == f"no engine has model 'm' in version {version!r}"
     assert engine.described == []
+
+
+# With a routing table
+
+TABLE = parse(
+    {
+        "schema": 1,
+        "revision": 3,
+        "models": {"m": {"stable": "1", "weights": {"1": 50, "2": 50}}},
+        "aliases": {"other": "m"},
+    }
+)
+PIXELS = Tensor("input", Datatype.FP32, (1, 3, 8, 8), bytes(768))
+
+
+async def test_the_engine_is_always_asked_for_the_version_that_the_table_chose(
+    engine: Engine, inference: Inference, routes: Routes
+) -> None:
+    routes.apply(TABLE)
+    for name in ("m", "other"):
+        for _ in range(20):
+            with admitted(inference, name=name) as admission:
+                request = Request(model=name, inputs=[PIXELS])
+                response = await inference.infer(admission, request, Deadline.after(20))
+            assert response.model == "m"
+            assert response.version == admission.route.version
+
+    assert set(engine.inferred) == {("m", "1"), ("m", "2")}
+
+
+async def test_a_sequence_keeps_its_version_and_a_pin_is_kept_as_well(
+    engine: Engine, inference: Inference, routes: Routes
+) -> None:
+    routes.apply(TABLE)
+    for sequence in range(1, 9):
+        engine.inferred.clear()
+        for _ in range(8):
+            with admitted(inference) as admission:
+                request = Request("m", [PIXELS], parameters={"sequence_id": sequence})
+                await inference.infer(admission, request, Deadline.after(20))
+        assert len(set(engine.inferred)) == 1
+
+    engine.inferred.clear()
+    for version in ("1", "2"):
+        with admitted(inference, version) as admission:
+            request = Request("m", [PIXELS], parameters={"sequence_id": 1})
+            await inference.infer(admission, request, Deadline.after(20))
+    assert engine.inferred == [("m", "1"), ("m", "2")]
+
+
+async def test_a_request_holds_the_revision_that_it_came_in_by(
+    inference: Inference, routes: Routes
+) -> None:
+    routes.apply(TABLE)
+    with admitted(inference, name="other"):
+        routes.apply(replace(TABLE, revision=4))
+        assert routes.oldest_in_use() == {"m": 3}
+    assert routes.oldest_in_use() == {"m": 4}
+
+
+@pytest.mark.parametrize("key", ["", "k" * 257])
+async def test_a_sticky_key_of_another_length_is_refused(inference: Inference, key: str) -> None:
+    with pytest.raises(InvalidInput) as refused, admitted(inference, key=key):
+        pass
+
+    assert refused.value.message == (
+        f"tidegate-sticky-key: expected 1 to 256 characters, got {len(key)}"
+    )

@@ -53,6 +53,14 @@ OTHER = {
         "engine.address": "triton.default.svc:8001",
         "engine.protocol": "kserve-v2",
         "engine.model_configs": "/",
+        "discovery.source": "address",
+        "discovery.service": "engines",
+        "health.error_ratio": "0.77",
+        "health.most_ejected": "0.77",
+        "attempts.most": "7",
+        "attempts.hedge": "True",
+        "attempts.budget_ratio": "0.77",
+        "answers.engine_names": "True",
         "log.level": "debug",
         "images.threads": "3",
     }.get(name, "127.0.0.1" if name.endswith("host") else "77")
@@ -180,6 +188,24 @@ def test_a_name_with_a_unit_says_it_in_words(name: str) -> None:
         ),
         ("--default_model=", "default_model: String should have at least 1 character, got ''"),
         (
+            "--discovery.interval_s=0.4",
+            "discovery.interval_s: Input should be greater than or equal to 0.5, got '0.4'",
+        ),
+        (
+            "--discovery.source=kubernetes",
+            "discovery.service: expected the name of a Service, since discovery.source is "
+            "kubernetes, got none",
+        ),
+        (
+            "--health.error_ratio=1.5",
+            "health.error_ratio: Input should be less than or equal to 1, got '1.5'",
+        ),
+        (
+            "--attempts.hedge=perhaps",
+            "attempts.hedge: Input should be a valid boolean, unable to interpret input, "
+            "got 'perhaps'",
+        ),
+        (
             "--engine.protocol=inference-service",
             "engine.model_configs: expected a folder with <model>/config.pbtxt, since "
             "engine.protocol is inference-service, got none",
@@ -206,9 +232,31 @@ def test_an_address_is_a_host_and_a_port(address: str) -> None:
     assert refusal(f"--engine.address={address}").startswith("engine.address: ")
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:8001", "[::1]:8001", "triton-0.triton.svc:1"])
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:8001", "[::1]:8001", "triton-0.triton.svc:1", "10.0.0.1:1,[::1]:1,a:1"]
+)
 def test_addresses_that_are(address: str) -> None:
     assert settings.load([f"--engine.address={address}"]).engine.address == address
+
+
+@pytest.mark.parametrize("addresses", ["a:1,", ",a:1", "a:1, b:2", "a:1;b:2", "a:1,b"])
+def test_several_addresses_have_a_comma_between_them_and_nothing_else(addresses: str) -> None:
+    assert refusal(f"--engine.address={addresses}").startswith("engine.address: ")
+
+
+@pytest.mark.parametrize("name", ["Engines", "engines_1", "1engines", "-engines", "a.b", "a" * 64])
+def test_a_service_has_the_name_of_one(name: str) -> None:
+    assert refusal("--discovery.source=kubernetes", f"--discovery.service={name}").startswith(
+        "discovery.service: String should match pattern"
+    )
+
+
+def test_endpoint_slices_need_no_more_than_a_service() -> None:
+    given = settings.load(["--discovery.source=kubernetes", "--discovery.service=tidegate-engine"])
+    found = given.discovery
+    assert (found.source, found.service, found.namespace, found.port_name) == (
+        *("kubernetes", "tidegate-engine", "", "grpc"),
+    )
 
 
 def test_a_folder_has_to_be_there(tmp_path: Path) -> None:

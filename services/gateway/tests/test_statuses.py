@@ -11,9 +11,11 @@ from tidegate_gateway import errors, statuses
 def kinds(base: type[errors.RequestError] = errors.RequestError) -> Iterator[
     type[errors.RequestError]
 ]:  # fmt: skip
-    """Every error that is raised as such: those at the ends of the tree."""
+    """Every error that is raised as such: those below the three that only sort them."""
     for kind in base.__subclasses__():
-        yield from kinds(kind) if kind.__subclasses__() else [kind]
+        if kind not in {errors.ClientError, errors.ServingError}:
+            yield kind
+        yield from kinds(kind)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +28,9 @@ def kinds(base: type[errors.RequestError] = errors.RequestError) -> Iterator[
         (errors.NotOffered, 501, grpc.StatusCode.UNIMPLEMENTED),
         (errors.Overloaded, 429, grpc.StatusCode.RESOURCE_EXHAUSTED),
         (errors.EngineFailed, 500, grpc.StatusCode.INTERNAL),
+        (errors.BackendDead, 500, grpc.StatusCode.INTERNAL),
         (errors.EngineUnavailable, 503, grpc.StatusCode.UNAVAILABLE),
+        (errors.VersionUnready, 503, grpc.StatusCode.UNAVAILABLE),
         (errors.DeadlineExceeded, 504, grpc.StatusCode.DEADLINE_EXCEEDED),
     ],
 )
@@ -52,7 +56,7 @@ def test_no_error_is_without_a_status(kind: type[errors.RequestError]) -> None:
 def test_retry_after_is_said_where_trying_again_may_help(
     kind: type[errors.RequestError],
 ) -> None:
-    helps = kind in {errors.Overloaded, errors.EngineUnavailable}
+    helps = issubclass(kind, errors.Overloaded | errors.EngineUnavailable)
 
     assert statuses.http_headers(kind("…")) == ({"Retry-After": "1"} if helps else {})
 

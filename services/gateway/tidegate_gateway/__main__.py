@@ -16,7 +16,10 @@ import uvloop
 from starlette.types import ASGIApp
 
 from tidegate_gateway import app, logs, settings
+from tidegate_gateway.dns import InvalidAddresses
+from tidegate_gateway.endpoint_slices import NotInCluster
 from tidegate_gateway.inference_service import InvalidModelConfigs
+from tidegate_gateway.routing import InvalidTable
 from tidegate_gateway.settings import InvalidSettings, Settings
 
 _log = logging.getLogger("tidegate_gateway")
@@ -28,6 +31,17 @@ _BACKLOG = 2048
 
 class CannotListen(Exception):
     """A port cannot be had; the message names its setting."""
+
+
+# What whoever starts a gateway can put right; each message says what.
+_CANNOT_START = (
+    InvalidSettings,
+    InvalidModelConfigs,
+    InvalidTable,
+    InvalidAddresses,
+    NotInCluster,
+    CannotListen,
+)
 
 
 class _Server(uvicorn.Server):
@@ -44,7 +58,7 @@ def main() -> int:
         given = settings.load(sys.argv[1:])
         logs.configure(given.log.level)
         uvloop.run(_serve(given))
-    except (InvalidSettings, InvalidModelConfigs, CannotListen) as error:
+    except _CANNOT_START as error:
         sys.stderr.write(f"tidegate_gateway cannot start:\n{error}\n")
         return 1
     return 0
@@ -75,9 +89,12 @@ async def _serve(given: Settings) -> None:
         )
 
         stopping = asyncio.create_task(stop.wait())
-        # A listener that ends by itself is a reason to leave, too.
-        await asyncio.wait({stopping, http_task, admin_task}, return_when=asyncio.FIRST_COMPLETED)
+        # What ends by itself is a reason to leave, too.
+        ends = {stopping, http_task, admin_task, *gateway.watches}
+        ended, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         gateway.readiness.draining = True
+        for task in ended - {stopping}:
+            _log.error("a part of the gateway has ended", exc_info=task.exception())
         _log.info("draining", extra={"delay_s": given.drain.delay_s})
         await asyncio.sleep(given.drain.delay_s)
 

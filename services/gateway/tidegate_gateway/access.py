@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from tidegate_gateway.errors import RequestError
 from tidegate_gateway.logs import REQUEST_ID
 from tidegate_gateway.metrics import UNKNOWN_MODEL, Metrics
+from tidegate_gateway.settings import AnswerSettings
 
 REQUEST_ID_HEADER = "x-request-id"
 GATEWAY_HEADER = "tidegate-gateway"
+ENGINES_HEADER = "tidegate-engine"
 
 _log = logging.getLogger("tidegate_gateway.access")
 
@@ -36,6 +38,8 @@ class Access:
         version: the one that answered; "" while none has.
         status: the HTTP status or the gRPC code's name.
         gateway: the name of this gateway, if answers tell it.
+        engines: the names of the endpoints that it was tried on, in order.
+        tells_engines: whether answers tell them.
         error: what went wrong, if anything.
     """
 
@@ -46,28 +50,39 @@ class Access:
     version: str = ""
     status: str = ""
     gateway: str = ""
+    engines: list[str] = field(default_factory=list)
+    tells_engines: bool = False
     error: RequestError | None = None
     began: float = field(default_factory=time.monotonic)
 
     def headers(self) -> list[tuple[str, str]]:
         """What the answer carries besides its content: HTTP headers, or gRPC metadata."""
-        own = [(REQUEST_ID_HEADER, self.request_id)]
-        return [*own, (GATEWAY_HEADER, self.gateway)] if self.gateway else own
+        told = [(REQUEST_ID_HEADER, self.request_id)]
+        if self.gateway:
+            told.append((GATEWAY_HEADER, self.gateway))
+        if self.tells_engines and self.engines:
+            told.append((ENGINES_HEADER, ",".join(self.engines)))
+        return told
 
 
 @contextmanager
 def recorded(
-    protocol: str, request_id: str | None, metrics: Metrics, *, gateway: str = ""
+    protocol: str, request_id: str | None, metrics: Metrics, answers: AnswerSettings
 ) -> Iterator[Access]:
     """Keep the record of a request; at the end it becomes a log line and metrics.
 
     Args:
         request_id: the client's own, which is kept when it is 1 to 128 visible ASCII characters;
             otherwise the request gets a new one.
-        gateway: the name of this gateway, if answers are to tell it.
+        answers: what answers tell of the way they took.
     """
     own = request_id if request_id and _REQUEST_ID.fullmatch(request_id) else uuid.uuid4().hex
-    access = Access(request_id=own, protocol=protocol, gateway=gateway)
+    access = Access(
+        request_id=own,
+        protocol=protocol,
+        gateway=answers.gateway_name,
+        tells_engines=answers.engine_names,
+    )
     token = REQUEST_ID.set(own)
     in_flight = metrics.in_flight.labels(protocol)
     in_flight.inc()
@@ -96,6 +111,8 @@ def _finish(access: Access, metrics: Metrics) -> None:
     }
     if access.model:
         fields |= {"model": access.model, "model_version": access.version}
+    if access.engines:
+        fields["engines"] = access.engines
     if access.error is not None:
         fields |= {"error": access.error.message, "error_type": type(access.error).__name__}
         if access.error.detail:

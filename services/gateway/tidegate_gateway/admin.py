@@ -1,15 +1,17 @@
-"""The port for Kubernetes and Prometheus: /livez, /readyz, /metrics.
+"""The port for Kubernetes, Prometheus and those on call: health, metrics, what is applied.
 
 Readiness is about this gateway alone. Were it to fall with the engines, an outage of theirs would
 take every gateway out of its Service, and clients would get connection errors in place of a 503
 that says when to try again.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from tidegate_gateway.metrics import CONTENT_TYPE, Metrics
@@ -34,8 +36,18 @@ class Readiness:
         return "" if self.listening else "the listeners are not open yet"
 
 
-def admin_app(readiness: Readiness, metrics: Metrics) -> Starlette:
-    """The ASGI application of the admin port."""
+def admin_app(
+    readiness: Readiness,
+    metrics: Metrics,
+    routing: Callable[[], Any],
+    endpoints: Callable[[], Any],
+) -> Starlette:
+    """The ASGI application of the admin port.
+
+    Args:
+        routing: what GET /routing answers.
+        endpoints: what GET /endpoints answers.
+    """
 
     async def livez(_: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -47,10 +59,18 @@ def admin_app(readiness: Readiness, metrics: Metrics) -> Starlette:
     async def exposition(_: Request) -> Response:
         return Response(metrics.exposition(), media_type=CONTENT_TYPE)
 
+    async def applied(_: Request) -> Response:
+        return JSONResponse(routing())
+
+    async def known(_: Request) -> Response:
+        return JSONResponse(endpoints())
+
     return Starlette(
         routes=[
             Route("/livez", livez),
             Route("/readyz", readyz),
             Route("/metrics", exposition),
+            Route("/routing", applied),
+            Route("/endpoints", known),
         ]
     )

@@ -1,12 +1,20 @@
 """Where the parts meet: the only module that knows all of them.
 
-What is opened here lives exactly as long as the gateway: one channel to the engine, one pool of
-decoding threads. It encloses the HTTP and the gRPC server alike, and so belongs to neither.
+What is opened here lives exactly as long as the gateway: the connections to the engines, the watch
+of which engines and which routing table there are, one pool of decoding threads. It encloses the
+HTTP and the gRPC server alike, and so belongs to neither.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import asyncio
+import dataclasses
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any
 
 import grpc.aio
 from fastapi import FastAPI
@@ -16,12 +24,20 @@ from starlette.types import ASGIApp
 from tidegate_gateway import __version__, rest, rest_v2, rpc
 from tidegate_gateway.admin import Readiness, admin_app
 from tidegate_gateway.asgi import AccessMiddleware, refuse_unrouted
-from tidegate_gateway.channels import open_channel
+from tidegate_gateway.attempts import Attempts
+from tidegate_gateway.balancing import Key, Pool, Rules
+from tidegate_gateway.channels import ChannelLink, open_channel
+from tidegate_gateway.discovery import Endpoint, Source, believed
+from tidegate_gateway.dns import AddressSource
+from tidegate_gateway.endpoint_slices import EndpointSliceSource, in_cluster
+from tidegate_gateway.endpoints import Connection, Endpoints, Link
+from tidegate_gateway.golden import EngineQuestions
 from tidegate_gateway.images import ImageDecoder
 from tidegate_gateway.inference import Inference, Upstream
-from tidegate_gateway.inference_service import InferenceServiceEngine
+from tidegate_gateway.inference_service import InferenceServiceEngine, ModelConfigs
 from tidegate_gateway.metrics import Metrics
-from tidegate_gateway.settings import EngineSettings, Settings
+from tidegate_gateway.settings import DiscoverySettings, EngineSettings, Settings
+from tidegate_gateway.table import Routes, follow_file, read_file
 from tidegate_gateway.triton import Triton
 
 
@@ -34,12 +50,15 @@ class Gateway:
         grpc: the gRPC server for clients, without a port.
         admin: the ASGI application for Kubernetes and Prometheus.
         readiness: what the admin port answers from; whoever runs the servers keeps it.
+        watches: of the engines and the routing table; one that ends has failed, and the gateway
+            must not stay as if it had not.
     """
 
     http: ASGIApp
     grpc: grpc.aio.Server
     admin: ASGIApp
     readiness: Readiness
+    watches: list[asyncio.Task[None]]
 
 
 @asynccontextmanager
@@ -48,39 +67,127 @@ async def opened(settings: Settings) -> AsyncIterator[Gateway]:
 
     Raises:
         InvalidModelConfigs: engine.model_configs cannot be used.
+        InvalidTable: routing.table cannot be used.
+        InvalidAddresses: engine.address cannot be used.
+        NotInCluster: discovery.source is kubernetes, and this is no pod.
     """
-    engine = settings.engine
     metrics, readiness = Metrics(), Readiness()
-    decoder = ImageDecoder(
+    chance = Random()  # noqa: S311 - nothing secret
+    async with AsyncExitStack() as stack:
+        decoder = _decoder(settings)
+        stack.callback(decoder.close)
+        routes = Routes(chance)
+        table = settings.routing.table
+        if table is not None:
+            routes.apply(read_file(table))
+        endpoints = _endpoints(settings, routes, metrics, chance)
+        stack.push_async_callback(endpoints.close)
+        inference = Inference(
+            routes,
+            Attempts(endpoints, settings.attempts, metrics),
+            decoder,
+            description_ttl_s=settings.engine.description_ttl_s,
+            description_timeout_s=settings.engine.description_timeout_s,
+        )
+        stack.push_async_callback(inference.close)
+        snapshots = believed(_source(settings), empty_grace_s=settings.discovery.empty_grace_s)
+        stack.push_async_callback(snapshots.aclose)
+        watches = [endpoints.follow(snapshots)]
+        if table is not None:
+            watches.append(follow_file(table, routes, interval_s=settings.routing.interval_s))
+        yield Gateway(
+            http=AccessMiddleware(
+                http_app(inference, settings),
+                metrics,
+                lambda: readiness.draining,
+                settings.answers,
+            ),
+            grpc=rpc.server(inference, settings, metrics),
+            admin=admin_app(readiness, metrics, routes.document, endpoints.document),
+            readiness=readiness,
+            watches=[await stack.enter_async_context(_going_on(watch)) for watch in watches],
+        )
+
+
+@asynccontextmanager
+async def _going_on(watch: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(watch)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _decoder(settings: Settings) -> ImageDecoder:
+    return ImageDecoder(
         threads=settings.images.threads,
         max_waiting=settings.images.max_waiting,
         max_pixels=settings.images.max_pixels,
     )
-    channel = open_channel(engine)
-    try:
-        inference = Inference(
-            _upstream(engine, channel),
-            decoder,
-            description_ttl_s=engine.description_ttl_s,
-            description_timeout_s=engine.description_timeout_s,
+
+
+def _endpoints(
+    settings: Settings, routes: Routes, metrics: Metrics, chance: Random
+) -> Endpoints[Upstream]:
+    def wanted() -> frozenset[Key]:
+        return frozenset() if routes.table is None else routes.table.versions()
+
+    endpoints = Endpoints(
+        Pool(_rules(settings), chance, zone=settings.balancing.zone),
+        open_link=_links(settings.engine),
+        questions=EngineQuestions(),
+        wanted=wanted,
+        health=settings.health,
+        metrics=metrics,
+        random=chance,
+        # In a pod its own name.
+        identity=socket.gethostname(),
+        most=settings.balancing.subset,
+        first_connection_s=settings.engine.first_connection_s,
+        close_after_s=settings.deadline.max_s,
+    )
+    routes.on_change(lambda _: endpoints.table_changed())
+    for connection in Connection:
+        counted = partial(endpoints.count, connection)
+        metrics.endpoints.labels(connection.value).set_function(counted)
+    return endpoints
+
+
+def _rules(settings: Settings) -> Rules:
+    """The balancer's rules, each from the setting of its name."""
+    given = settings.balancing.model_dump() | settings.health.model_dump()
+    names = {rule.name for rule in dataclasses.fields(Rules)}
+    return Rules(**{name: value for name, value in given.items() if name in names})
+
+
+def _links(engine: EngineSettings) -> Callable[[Endpoint], Link[Upstream]]:
+    configs = None
+    if engine.protocol == "inference-service" and engine.model_configs is not None:
+        configs = ModelConfigs(engine.model_configs)
+
+    def link(endpoint: Endpoint) -> Link[Upstream]:
+        channel = open_channel(endpoint.address, engine)
+        client = Triton(channel) if configs is None else InferenceServiceEngine(channel, configs)
+        return ChannelLink[Upstream](channel, client)
+
+    return link
+
+
+def _source(settings: Settings) -> Source:
+    rules: DiscoverySettings = settings.discovery
+    if rules.source == "kubernetes":
+        return EndpointSliceSource(
+            rules.service,
+            namespace=rules.namespace,
+            port_name=rules.port_name,
+            api=in_cluster(os.environ),
         )
-        try:
-            yield Gateway(
-                http=AccessMiddleware(
-                    http_app(inference, settings),
-                    metrics,
-                    lambda: readiness.draining,
-                    name=settings.answers.gateway_name,
-                ),
-                grpc=rpc.server(inference, settings, metrics),
-                admin=admin_app(readiness, metrics),
-                readiness=readiness,
-            )
-        finally:
-            await inference.close()
-    finally:
-        await channel.close()
-        decoder.close()
+    return AddressSource(
+        settings.engine.address,
+        interval_s=rules.interval_s,
+        lookup_timeout_s=rules.lookup_timeout_s,
+    )
 
 
 def http_app(inference: Inference, settings: Settings) -> FastAPI:
@@ -90,9 +197,3 @@ def http_app(inference: Inference, settings: Settings) -> FastAPI:
     app.include_router(rest.router(inference, settings))
     app.include_router(rest_v2.router(inference, settings))
     return app
-
-
-def _upstream(engine: EngineSettings, channel: grpc.aio.Channel) -> Upstream:
-    if engine.protocol == "inference-service" and engine.model_configs is not None:
-        return InferenceServiceEngine(channel, engine.model_configs)
-    return Triton(channel)

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidegate_gateway import statuses
 from tidegate_gateway.access import REQUEST_ID_HEADER, Access, recorded
-from tidegate_gateway.attempts import TIMEOUT_HEADER, Deadline
+from tidegate_gateway.deadline import TIMEOUT_HEADER, Deadline
 from tidegate_gateway.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -22,7 +22,9 @@ from tidegate_gateway.errors import (
     PayloadTooLarge,
     RequestError,
 )
+from tidegate_gateway.inference import LONGEST_KEY, STICKY_HEADER
 from tidegate_gateway.metrics import Metrics
+from tidegate_gateway.settings import AnswerSettings
 from tidegate_gateway.v2_json import dump
 
 Timeout = Annotated[
@@ -30,6 +32,15 @@ Timeout = Annotated[
     Header(alias=TIMEOUT_HEADER, description="Seconds to wait for the answer, such as 2.5"),
 ]
 """The parameter of a route whose client may say how long it waits."""
+
+STICKY_PARAMETER = {
+    "name": STICKY_HEADER,
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST_KEY},
+    "description": "Requests with one key get one version of the model",
+}
+"""How the documentation has the sticky key; see `sticky_key`."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,10 +56,14 @@ class AccessMiddleware:
     """
 
     def __init__(
-        self, app: ASGIApp, metrics: Metrics, is_leaving: Callable[[], bool], *, name: str = ""
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        is_leaving: Callable[[], bool],
+        answers: AnswerSettings,
     ) -> None:
         self._app = app
-        self._name = name
+        self._answers = answers
         self._metrics = metrics
         self._is_leaving = is_leaving
 
@@ -58,7 +73,7 @@ class AccessMiddleware:
             await self._app(scope, receive, send)
             return
         sent_id = Headers(scope=scope).get(REQUEST_ID_HEADER)
-        with recorded("http", sent_id, self._metrics, gateway=self._name) as access:
+        with recorded("http", sent_id, self._metrics, self._answers) as access:
             scope.setdefault("state", {})["access"] = access
             try:
                 await self._app(scope, receive, self._recording(send, access))
@@ -129,6 +144,12 @@ def access_of(request: Request) -> Access:
     """The record of `request`."""
     access: Access = request.state.access
     return access
+
+
+def sticky_key(request: Request) -> str | None:
+    """The client's sticky key, if any. Read here and not as a parameter, which would cost each
+    request as much again as all of the gateway's own choices."""
+    return request.headers.get(STICKY_HEADER)
 
 
 async def limited_body(

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
-from tidegate_gateway.attempts import Deadline
+from tidegate_gateway.deadline import Deadline
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -1,18 +1,23 @@
-"""The gRPC channel to an engine: how it is kept, and what its failures mean.
+"""The gRPC channel to one engine: how it is kept, and what its failures mean.
 
-One channel is made when the gateway starts and kept. Every failure of a call is translated here,
-once, for both protocols that an engine may speak.
+One channel with one connection is made when an endpoint is found, and kept while it is there.
+gRPC's own balancing over several addresses does not notice those that are added later; hence a
+channel each, and our own choice between them. Every failure of a call is translated here, once, for
+both protocols that an engine may speak.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from typing import Generic, TypeVar
 
 import grpc
 import grpc.aio
 
-from tidegate_gateway.attempts import Deadline
+from tidegate_gateway.deadline import Deadline
+from tidegate_gateway.endpoints import Connection
 from tidegate_gateway.errors import (
+    BackendDead,
     EngineFailed,
     EngineUnavailable,
     InvalidInput,
@@ -20,24 +25,31 @@ from tidegate_gateway.errors import (
     Overloaded,
     PayloadTooLarge,
     RequestError,
+    VersionUnready,
 )
 from tidegate_gateway.settings import EngineSettings
+
+E = TypeVar("E")
 
 # Milliseconds before the first new try to reach an engine that is away; doubled up to the setting.
 _RECONNECT_FIRST_MS = 100
 
-# One connection to each address of the engine's name, and calls to those that are up, in turn.
-_IN_TURN = '{"loadBalancingConfig": [{"round_robin": {}}]}'
-# Milliseconds. gRPC looks names up again when a connection drops; its own floor is 30 s, far longer
-# than an engine takes to come back under a new address.
-_RESOLVE_AT_MOST_EACH_MS = 1000
-
 _MOST_HELD_BYTES = 2**30
+
+_CONNECTIONS = {
+    grpc.ChannelConnectivity.READY: Connection.UP,
+    grpc.ChannelConnectivity.TRANSIENT_FAILURE: Connection.DOWN,
+    grpc.ChannelConnectivity.SHUTDOWN: Connection.DOWN,
+}
 
 # Triton says all of these with UNAVAILABLE or NOT_FOUND; only the words tell them apart.
 _QUEUE_FULL = "exceeds maximum queue size"
 _QUEUE_TIMEOUT = "request timeout expired"
 _STOPPING = "has no available versions"
+_UNREADY = "is not at ready state"
+_DEAD_BACKEND = re.compile(r"stub process .*is not healthy")
+
+_AWAY = "no engine can be reached; try again later"
 
 _REQUEST_ID_PREFIX = re.compile(r"^\[request id: [^\]]*\] ")
 # What may be a path, an address, a port, or a place in a program. Rather too much than too little:
@@ -45,22 +57,24 @@ _REQUEST_ID_PREFIX = re.compile(r"^\[request id: [^\]]*\] ")
 _INTERNALS = re.compile(r"[/\\]|::|:\d|\b\d+\.\d+\.\d+\.\d+\b|\.(?:py|cc|so)\b|\bline \d|Traceback")
 
 
-def open_channel(engine: EngineSettings) -> grpc.aio.Channel:
-    """A channel to the engine; it connects when it is first used, and comes back by itself when the
-    engine does."""
+def open_channel(address: str, engine: EngineSettings) -> grpc.aio.Channel:
+    """A channel to the engine at `address`; it connects when it is first used or watched, and comes
+    back by itself when the engine does."""
     return grpc.aio.insecure_channel(
-        engine.address,
+        address,
         options=[
             ("grpc.max_send_message_length", engine.max_message_bytes),
             ("grpc.max_receive_message_length", engine.max_message_bytes),
-            ("grpc.service_config", _IN_TURN),
             # A call that meets an engine's GOAWAY is sent again on the next connection, but only
             # while gRPC still holds all of it; by default that is 256 KiB, less than one image.
             ("grpc.per_rpc_retry_buffer_size", min(engine.max_message_bytes, _MOST_HELD_BYTES)),
-            ("grpc.dns_min_time_between_resolutions_ms", _RESOLVE_AT_MOST_EACH_MS),
+            # A connection of its own, also where an endpoint went and came back meanwhile.
+            ("grpc.use_local_subchannel_pool", 1),
             ("grpc.keepalive_time_ms", _ms(engine.keepalive_s)),
             ("grpc.keepalive_timeout_ms", _ms(engine.keepalive_timeout_s)),
             ("grpc.keepalive_permit_without_calls", 1),
+            # Without it gRPC tests a quiet connection about once a minute, whatever keepalive_s is.
+            ("grpc.http2.max_pings_without_data", 0),
             ("grpc.initial_reconnect_backoff_ms", _RECONNECT_FIRST_MS),
             # In spite of its name, the least time that a try to connect gets.
             ("grpc.min_reconnect_backoff_ms", _ms(engine.connect_timeout_s)),
@@ -69,6 +83,26 @@ def open_channel(engine: EngineSettings) -> grpc.aio.Channel:
             ("grpc.enable_http_proxy", 0),
         ],
     )
+
+
+class ChannelLink(Generic[E]):
+    """The connection to an endpoint over `channel`, and the `engine` that is reached by it."""
+
+    def __init__(self, channel: grpc.aio.Channel, engine: E) -> None:
+        self._channel = channel
+        self.engine = engine
+
+    async def connections(self) -> AsyncIterator[Connection]:
+        """How the connection is, now and at every change; it is kept up meanwhile."""
+        state = self._channel.get_state(try_to_connect=True)
+        while True:
+            yield _CONNECTIONS.get(state, Connection.COMING)
+            await self._channel.wait_for_state_change(state)
+            state = self._channel.get_state(try_to_connect=True)
+
+    async def close(self) -> None:
+        """Close it; what is in flight on it fails."""
+        await self._channel.close()
 
 
 def _ms(seconds: float) -> int:
@@ -86,18 +120,11 @@ def translated(model: str, deadline: Deadline) -> Iterator[None]:
 
 def translate(code: grpc.StatusCode, text: str, model: str, deadline: Deadline) -> RequestError:
     """The domain's error for a call that ended with `code` and the engine's words `text`."""
-    words = text.lower()
     match code:
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return deadline.exceeded()
-        case grpc.StatusCode.UNAVAILABLE if _QUEUE_TIMEOUT in words:
-            return deadline.exceeded()
-        case grpc.StatusCode.UNAVAILABLE if _QUEUE_FULL in words:
-            return Overloaded(f"the queue of model {model!r} is full; try again later", detail=text)
-        case grpc.StatusCode.NOT_FOUND if _STOPPING not in words:
-            return ModelNotFound(f"no engine has {_what(model, text)}", detail=text)
-        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED | grpc.StatusCode.NOT_FOUND:
-            return EngineUnavailable("no engine can be reached; try again later", detail=text)
+        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.NOT_FOUND | grpc.StatusCode.CANCELLED:
+            return _not_served(code, text, model, deadline)
         case grpc.StatusCode.INVALID_ARGUMENT | grpc.StatusCode.OUT_OF_RANGE:
             return InvalidInput(
                 _public(text, f"the engine refused the request for {model!r}"), detail=text
@@ -114,9 +141,22 @@ def translate(code: grpc.StatusCode, text: str, model: str, deadline: Deadline) 
                 detail=text,
             )
         case _:
-            return EngineFailed(
-                f"model {model!r} failed in the engine", detail=f"{code.name}: {text}"
-            )
+            is_dead = code is grpc.StatusCode.INTERNAL and _DEAD_BACKEND.search(text.lower())
+            kind = BackendDead if is_dead else EngineFailed
+            return kind(f"model {model!r} failed in the engine", detail=f"{code.name}: {text}")
+
+
+def _not_served(code: grpc.StatusCode, text: str, model: str, deadline: Deadline) -> RequestError:
+    words = text.lower()
+    if code is grpc.StatusCode.UNAVAILABLE and _QUEUE_TIMEOUT in words:
+        return deadline.exceeded()
+    if code is grpc.StatusCode.UNAVAILABLE and _QUEUE_FULL in words:
+        return Overloaded(f"the queue of model {model!r} is full; try again later", detail=text)
+    if _STOPPING in words or _UNREADY in words:
+        return VersionUnready(_AWAY, detail=text)
+    if code is grpc.StatusCode.NOT_FOUND:
+        return ModelNotFound(f"no engine has {_what(model, text)}", detail=text)
+    return EngineUnavailable(_AWAY, detail=text)
 
 
 def _what(model: str, text: str) -> str:

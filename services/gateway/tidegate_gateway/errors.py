@@ -12,7 +12,9 @@ No status codes here: `statuses` has the one table that turns these into HTTP an
     └── ServingError              the request may be fine
         ├── Overloaded            refused at once, since a bounded queue is full
         ├── EngineFailed          the engine answered with a failure of its own
-        ├── EngineUnavailable     no engine could be reached, or it is stopping
+        │   └── BackendDead       the process that runs the model in it has ended
+        ├── EngineUnavailable     no engine could be reached
+        │   └── VersionUnready    the engine does not serve that version now: it starts or stops
         └── DeadlineExceeded      the answer did not come in the time that the client gave
 
 The message of each goes to the client as it stands, so it never holds a traceback, a file path or
@@ -76,8 +78,16 @@ class EngineFailed(ServingError):
     """The engine answered with a failure of its own."""
 
 
+class BackendDead(EngineFailed):
+    """The process that runs the model in that engine has ended; other engines may be well."""
+
+
 class EngineUnavailable(ServingError):
-    """No engine could be reached, or the one reached is stopping."""
+    """No engine could be reached, or the connection to it broke."""
+
+
+class VersionUnready(EngineUnavailable):
+    """The engine was reached and does not serve that version now: it starts or stops."""
 
 
 class DeadlineExceeded(ServingError):

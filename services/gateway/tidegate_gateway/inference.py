@@ -1,37 +1,43 @@
 """The heart: what it means to answer a request.
 
+    admitted   route
     infer      validate → attempt → answer
     classify   validate → decode → attempt → score
 
 Everything is said here in the domain's words. Which protocol a request came by, and which one the
-engine speaks, is known only to the modules on either side; `Upstream` is all that is asked of the
-latter.
+engine speaks, is known only to the modules on either side; `Upstream` is all that is asked of one
+engine.
 """
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tidegate_gateway import images
-from tidegate_gateway.attempts import Deadline
+from tidegate_gateway.attempts import Attempts
 from tidegate_gateway.catalogue import Catalogue
+from tidegate_gateway.deadline import Deadline
 from tidegate_gateway.errors import EngineFailed, EngineUnavailable, InvalidInput, ModelNotFound
 from tidegate_gateway.images import ImageContract, ImageDecoder
 from tidegate_gateway.models import Model, TensorSpec, check_inputs, check_outputs
+from tidegate_gateway.routing import Route, is_version
+from tidegate_gateway.table import Routes
 from tidegate_gateway.tensors import Tensor, to_array
 
 Parameter = bool | int | str | float
 
 ENGINES_CHOICE = ""
-"""The version of a request that leaves it to the engine."""
+"""The version of a request that leaves it to the routing table, and without one to the engine."""
 
-# As engines name their versions: numbers of 64 bits. Some read "01" as 1 as well, and would have
-# one version remembered under as many names as a client can think of.
-_VERSION = re.compile(r"[1-9][0-9]{0,18}")
+STICKY_HEADER = "tidegate-sticky-key"
+"""HTTP header and gRPC metadata with a key: requests of one key get one version."""
+
+LONGEST_KEY = 256
+"""Characters of a sticky key. It is hashed, not kept; a longer one is a mistake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +121,23 @@ def check_tensor_parameters(tensor: str, parameters: Mapping[str, object]) -> No
             raise InvalidInput(f"{tensor}: parameter {key!r} is not offered")
 
 
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A request that has been let in.
+
+    Attributes:
+        key: the client's sticky key, or None.
+        route: where it goes.
+        tried: the endpoints that it has been tried on, in order.
+    """
+
+    key: str | None
+    route: Route
+    tried: list[str]
+
+
 class Upstream(Protocol):
-    """What is asked of the engines. Every method raises the domain's errors, and none other."""
+    """What is asked of one engine. Every method raises the domain's errors, and none other."""
 
     async def infer(self, request: Request, deadline: Deadline) -> Response:
         """Run `request`, which has been validated."""
@@ -143,27 +164,27 @@ class Upstream(Protocol):
 
 
 class Inference:
-    """Answers requests through `upstream`.
+    """Answers requests by `attempts`, with the versions that `routes` choose.
 
     Args:
         description_ttl_s: seconds for which descriptions and labels are remembered.
-        description_timeout_s: seconds that the engine has to describe a model.
+        description_timeout_s: seconds that engines have to describe a model.
     """
 
     def __init__(
         self,
-        upstream: Upstream,
+        routes: Routes,
+        attempts: Attempts[Upstream],
         decoder: ImageDecoder,
         *,
         description_ttl_s: float,
         description_timeout_s: float,
     ) -> None:
-        self._upstream = upstream
+        self._routes = routes
+        self._attempts = attempts
         self._decoder = decoder
         self._models: Catalogue[tuple[str, str], Model] = Catalogue(
-            lambda key, deadline: upstream.describe(*key, deadline),
-            ttl_s=description_ttl_s,
-            timeout_s=description_timeout_s,
+            self._describe, ttl_s=description_ttl_s, timeout_s=description_timeout_s
         )
         self._labels: dict[tuple[str, str], tuple[Model, Sequence[str | None]]] = {}
 
@@ -171,41 +192,74 @@ class Inference:
         """End what this has begun on its own."""
         await self._models.close()
 
-    async def model(self, name: str, version: str, deadline: Deadline) -> Model:
-        """What is known of a model; raises ModelNotFound and whatever the engine does."""
-        if not _is_version(version):
-            raise ModelNotFound(f"no engine has model {name!r} in version {version!r}")
-        return await self._models.get((name, version), deadline)
+    @contextmanager
+    def admitted(
+        self, name: str, pin: str, key: str | None, tried: list[str]
+    ) -> Iterator[Admission]:
+        """Let a request in, and hold the versions that it may go to until it has ended.
+
+        Args:
+            name: the model, or an alias of it.
+            pin: the version that the client wants, or ENGINES_CHOICE.
+            key: its sticky key, or None.
+            tried: gets the names of the endpoints that the request is tried on.
+
+        Raises:
+            ModelNotFound: the table has no such model, or the version gets no traffic.
+            InvalidInput: the key is too long.
+        """
+        if key is not None and not 0 < len(key) <= LONGEST_KEY:
+            raise InvalidInput(
+                f"{STICKY_HEADER}: expected 1 to {LONGEST_KEY} characters, got {len(key)}"
+            )
+        with self._routes.in_use(name):
+            yield Admission(key, self._route(name, pin, key), tried)
+
+    async def model(self, admission: Admission, deadline: Deadline) -> Model:
+        """What is known of the model; raises ModelNotFound and whatever the engines do."""
+        route = admission.route
+        try:
+            return await self._models.get((route.model, route.version), deadline)
+        except (EngineUnavailable, EngineFailed, ModelNotFound):
+            if not route.fallback:
+                raise
+            return await self._models.get((route.model, route.fallback), deadline)
 
     async def server_ready(self, deadline: Deadline) -> bool:
         """Whether an engine can be reached and takes requests."""
         try:
-            return await self._upstream.server_ready(deadline)
+            return await self._attempts.ask(
+                _question("", ""), lambda engine, _, until: engine.server_ready(until), deadline
+            )
         except EngineUnavailable:
             return False
 
     async def model_ready(self, name: str, version: str, deadline: Deadline) -> bool:
         """Whether an engine can be reached and serves that version of that model."""
         try:
-            return _is_version(version) and await self._upstream.model_ready(
-                name, version, deadline
+            route = self._route(name, version, None)
+            return await self._attempts.ask(
+                # Of two versions it is the stable one that says how a model is.
+                _question(route.model, route.fallback or route.version),
+                lambda engine, asked, until: engine.model_ready(route.model, asked, until),
+                deadline,
             )
         except (EngineUnavailable, ModelNotFound):
             return False
 
-    async def infer(self, request: Request, deadline: Deadline) -> Response:
+    async def infer(self, admission: Admission, request: Request, deadline: Deadline) -> Response:
         """The answer to `request`.
 
         Raises:
             RequestError: any of the domain's errors.
         """
-        model = await self.model(request.model, request.version, deadline)
+        model = await self.model(admission, deadline)
         check_inputs(model, request.inputs)
         check_outputs(model, request.outputs)
-        return await self._attempt(request, deadline)
+        return await self._attempt(admission, request, deadline)
 
     async def classify(
-        self, name: str, version: str, file: bytes, top: int, deadline: Deadline
+        self, admission: Admission, file: bytes, top: int, deadline: Deadline
     ) -> Classification:
         """What the image in `file` shows, by the contract that the model states.
 
@@ -215,12 +269,12 @@ class Inference:
         Raises:
             RequestError: any of the domain's errors.
         """
-        model = await self.model(name, version, deadline)
+        model = await self.model(admission, deadline)
         contract = images.contract_of(model)
         output = _scores_output(model)
         tensor = await deadline.wait_for(self._decoder.decode(file, contract))
-        request = Request(model=name, version=version, inputs=[tensor], outputs=[output.name])
-        response = await self._attempt(request, deadline)
+        request = Request(model=model.name, inputs=[tensor], outputs=[output.name])
+        response = await self._attempt(admission, request, deadline)
         predictions = _batch_of_one(response, output, contract)
         labels = await self._labels_of(model, output, request, response.version, deadline)
         return Classification(
@@ -230,30 +284,73 @@ class Inference:
             top=_best(_scores(model, predictions[0]), labels, top),
         )
 
-    async def _attempt(self, request: Request, deadline: Deadline) -> Response:
+    async def _attempt(
+        self, admission: Admission, request: Request, deadline: Deadline
+    ) -> Response:
+        sequence = _sequence(request)
+        route = admission.route
+        if sequence and not route.pinned and admission.key is None:
+            # All of a sequence goes to one version, or its state would be lost on the way. By the
+            # model's own name: that is what the admission holds, whatever an alias means by now.
+            route = self._route(route.model, ENGINES_CHOICE, sequence)
         try:
-            return await self._upstream.infer(request, deadline)
+            return await self._attempts.run(
+                route,
+                lambda engine, version, until: engine.infer(
+                    replace(request, model=route.model, version=version), until
+                ),
+                deadline,
+                admission.tried,
+                sequence=sequence,
+            )
         except (InvalidInput, ModelNotFound):
             # It passed our checks and the engine thinks otherwise: what we remember is out of date.
-            self._models.forget((request.model, request.version))
+            self._models.forget((route.model, route.version))
             raise
+        finally:
+            if sequence and request.parameters.get("sequence_end"):
+                self._attempts.endpoints.forget_sequence((route.model, route.version), sequence)
+
+    def _route(self, name: str, pin: str, key: str | None) -> Route:
+        if pin != ENGINES_CHOICE and not is_version(pin):
+            raise ModelNotFound(f"no engine has model {name!r} in version {pin!r}")
+        return self._routes.route(name, pin, key, self._attempts.endpoints.serves)
+
+    async def _describe(self, key: tuple[str, str], deadline: Deadline) -> Model:
+        return await self._attempts.ask(
+            # What the table has is not unknown because no engine has it now.
+            replace(_question(*key), revision=self._routes.revision),
+            lambda engine, version, until: engine.describe(key[0], version, until),
+            deadline,
+        )
 
     async def _labels_of(
         self, model: Model, output: TensorSpec, request: Request, version: str, deadline: Deadline
     ) -> Sequence[str | None]:
         if not output.labelled:
             return ()
-        # By the version that answered: the engine's choice may change under the same request.
+        # By the version that answered, which may be another than the one that was asked.
         key = (model.name, version)
         known = self._labels.get(key)
         if known is None or known[0] != model:
-            known = (model, await self._upstream.labels(request, output, deadline))
-            self._labels[key] = known
+            asked = replace(request, version=version)
+            labels = await self._attempts.ask(
+                _question(*key),
+                lambda engine, _, until: engine.labels(asked, output, until),
+                deadline,
+            )
+            known = self._labels[key] = (model, labels)
         return known[1]
 
 
-def _is_version(version: str) -> bool:
-    return version == ENGINES_CHOICE or _VERSION.fullmatch(version) is not None
+def _question(model: str, version: str) -> Route:
+    return Route(model, version, revision=0, pinned=True, fallback="")
+
+
+def _sequence(request: Request) -> str:
+    """What names the sequence that `request` is part of; "" for none, as Triton has it."""
+    name = request.parameters.get("sequence_id", 0)
+    return "" if name in (0, "") else str(name)
 
 
 def _scores_output(model: Model) -> TensorSpec:

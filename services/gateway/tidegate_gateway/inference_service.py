@@ -12,8 +12,8 @@ import grpc.aio
 from google.protobuf import text_format
 
 from tidegate_gateway import model_configs
-from tidegate_gateway.attempts import Deadline
 from tidegate_gateway.channels import translated
+from tidegate_gateway.deadline import Deadline
 from tidegate_gateway.errors import EngineFailed, ModelNotFound
 from tidegate_gateway.inference import Request, Response
 from tidegate_gateway.models import Model, TensorSpec
@@ -33,30 +33,49 @@ class InvalidModelConfigs(Exception):
     """The folder of model configurations cannot be used; the message says why."""
 
 
-class InferenceServiceEngine:
-    """A client of the engine behind `channel`, which stays the caller's to close.
+class ModelConfigs:
+    """What a folder says of the models of engines that cannot say it themselves.
 
     Args:
-        model_configs_folder: holds <model>/config.pbtxt; read once, here.
+        folder: holds <model>/config.pbtxt; read once, here.
 
     Raises:
         InvalidModelConfigs: a configuration cannot be read.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, model_configs_folder: Path) -> None:
-        self._channel = channel
-        self._stub = rpc.InferenceServiceStub(channel)
-        self._configs = _read_configs(model_configs_folder)
+    def __init__(self, folder: Path) -> None:
+        self._configs = _read_configs(folder)
         self._labels = {
-            (name, output.name): _read_labels(model_configs_folder / name / output.label_filename)
+            (name, output.name): _read_labels(folder / name / output.label_filename)
             for name, config in self._configs.items()
             for output in config.output
             if output.label_filename
         }
 
+    def model(self, name: str, version: str) -> Model:
+        """The model; raises ModelNotFound when the folder has none of that name and version."""
+        config = self._configs.get(name)
+        if config is None or version not in ("", _ONLY_VERSION):
+            what = f"model {name!r}" + (f" in version {version}" if config else "")
+            raise ModelNotFound(f"no engine has {what}")
+        return model_configs.to_model(config, version=version, versions=[_ONLY_VERSION])
+
+    def labels(self, model: str, output: str) -> Sequence[str | None]:
+        """The label of each class of an output, from its file."""
+        return self._labels[model, output]
+
+
+class InferenceServiceEngine:
+    """A client of the engine behind `channel`, which stays the caller's to close."""
+
+    def __init__(self, channel: grpc.aio.Channel, configs: ModelConfigs) -> None:
+        self._channel = channel
+        self._stub = rpc.InferenceServiceStub(channel)
+        self._configs = configs
+
     async def infer(self, request: Request, deadline: Deadline) -> Response:
         """Run `request`, which has been validated."""
-        model = await self.describe(request.model, request.version, deadline)
+        model = self._configs.model(request.model, request.version)
         message = pb.InferRequest(
             model_name=request.model,
             inputs=[
@@ -78,11 +97,7 @@ class InferenceServiceEngine:
 
     async def describe(self, model: str, version: str, deadline: Deadline) -> Model:  # noqa: ARG002
         """What the folder says of a model; raises ModelNotFound when it says nothing."""
-        config = self._configs.get(model)
-        if config is None or version not in ("", _ONLY_VERSION):
-            what = f"model {model!r}" + (f" in version {version}" if config else "")
-            raise ModelNotFound(f"no engine has {what}")
-        return model_configs.to_model(config, version=version, versions=[_ONLY_VERSION])
+        return self._configs.model(model, version)
 
     async def labels(
         self,
@@ -91,7 +106,7 @@ class InferenceServiceEngine:
         deadline: Deadline,  # noqa: ARG002
     ) -> Sequence[str | None]:
         """The label of each class of `output`, from its file."""
-        return self._labels[request.model, output.name]
+        return self._configs.labels(request.model, output.name)
 
     async def server_ready(self, deadline: Deadline) -> bool:
         """Whether the engine can be reached, which is all that its protocol tells."""
@@ -103,7 +118,7 @@ class InferenceServiceEngine:
 
     async def model_ready(self, model: str, version: str, deadline: Deadline) -> bool:
         """Whether the engine can be reached and the model is described."""
-        await self.describe(model, version, deadline)
+        self._configs.model(model, version)
         return await self.server_ready(deadline)
 
 

@@ -47,4 +47,5 @@ def configure(level: str) -> None:
     logging.captureWarnings(True)
     # Ours says more of each request, and these would say it again.
     logging.getLogger("uvicorn.access").disabled = True
-    logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.root.level))
+    for chatty in ("uvicorn.error", "httpx2"):
+        logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.root.level))

@@ -45,6 +45,32 @@ class Metrics:
             registry=self._registry,
         )
 
+        self.attempts = Counter(
+            "tidegate_gateway_attempts",
+            "Attempts, by why they began (first, retry, fallback, overdue, hedge) and how they "
+            "ended (good, failed, late, dropped)",
+            ["model", "reason", "outcome"],
+            registry=self._registry,
+        )
+        self.attempts_refused = Counter(
+            "tidegate_gateway_attempts_refused",
+            "Further attempts for which there was no budget",
+            ["reason"],
+            registry=self._registry,
+        )
+        self.ejections = Counter(
+            "tidegate_gateway_ejections",
+            "Endpoints taken out for a model, by cause (failures, errors, slow, backend, probe)",
+            ["model", "cause"],
+            registry=self._registry,
+        )
+        self.endpoints = Gauge(
+            "tidegate_gateway_endpoints",
+            "Endpoints, by connection (up, coming, down)",
+            ["connection"],
+            registry=self._registry,
+        )
+
     def answered(
         self, *, protocol: str, route: str, model: str, status: str, seconds: float
     ) -> None:

@@ -8,14 +8,16 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from tidegate_gateway import v2_json
 from tidegate_gateway.asgi import (
+    STICKY_PARAMETER,
     Timeout,
     access_of,
     json_response,
     limited_body,
     route_class,
+    sticky_key,
     whole_body,
 )
-from tidegate_gateway.attempts import Deadline
+from tidegate_gateway.deadline import Deadline
 from tidegate_gateway.errors import (
     ClientError,
     DeadlineExceeded,
@@ -35,6 +37,7 @@ _MULTIPART_OVERHEAD = 64 * 1024
 _FIELD = "file"
 
 _UPLOAD_SCHEMA = {
+    "parameters": [STICKY_PARAMETER],
     "requestBody": {
         "required": True,
         "content": {
@@ -46,9 +49,10 @@ _UPLOAD_SCHEMA = {
                 }
             }
         },
-    }
+    },
 }
 _TENSORS_SCHEMA = {
+    "parameters": [STICKY_PARAMETER],
     "requestBody": {
         "required": True,
         "content": {
@@ -61,7 +65,7 @@ _TENSORS_SCHEMA = {
                 }
             }
         },
-    }
+    },
 }
 
 
@@ -83,10 +87,11 @@ def router(inference: Inference, settings: Settings) -> APIRouter:
         """Upload one image in the form field `file`; the model's own settings say how it is
         preprocessed. `predictions` is the model's whole output, `top` its best classes."""
         until = deadline(timeout)
-        access = access_of(request)
-        access.model = (await inference.model(model, ENGINES_CHOICE, until)).name
-        file = await _uploaded_file(request, settings.images.max_upload_bytes, until)
-        found = await inference.classify(model, ENGINES_CHOICE, file, top, until)
+        access, key = access_of(request), sticky_key(request)
+        with inference.admitted(model, ENGINES_CHOICE, key, access.engines) as admission:
+            access.model = (await inference.model(admission, until)).name
+            file = await _uploaded_file(request, settings.images.max_upload_bytes, until)
+            found = await inference.classify(admission, file, top, until)
         access.version = found.version
         return json_response(_classification(found))
 
@@ -103,11 +108,12 @@ def router(inference: Inference, settings: Settings) -> APIRouter:
                 "the request: expected member 'model_name' as a string, "
                 f"got {json_kind(model) if model != '' else 'an empty one'}"
             )
-        access = access_of(request)
-        access.model = (await inference.model(model, ENGINES_CHOICE, until)).name
-        response = await inference.infer(
-            v2_json.read_request(document, model, ENGINES_CHOICE), until
-        )
+        access, key = access_of(request), sticky_key(request)
+        with inference.admitted(model, ENGINES_CHOICE, key, access.engines) as admission:
+            access.model = (await inference.model(admission, until)).name
+            response = await inference.infer(
+                admission, v2_json.read_request(document, model, ENGINES_CHOICE), until
+            )
         access.version = response.version
         return json_response({"status": "success", "data": v2_json.write_response(response)})
 

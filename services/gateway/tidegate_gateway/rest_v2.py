@@ -5,13 +5,22 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from tidegate_gateway import __version__, v2_json
-from tidegate_gateway.asgi import Timeout, access_of, json_response, route_class, whole_body
-from tidegate_gateway.attempts import Deadline
+from tidegate_gateway.asgi import (
+    STICKY_PARAMETER,
+    Timeout,
+    access_of,
+    json_response,
+    route_class,
+    sticky_key,
+    whole_body,
+)
+from tidegate_gateway.deadline import Deadline
 from tidegate_gateway.errors import RequestError
 from tidegate_gateway.inference import ENGINES_CHOICE, Inference
 from tidegate_gateway.settings import Settings
 
 _INFER_SCHEMA = {
+    "parameters": [STICKY_PARAMETER],
     "requestBody": {
         "required": True,
         "content": {
@@ -23,7 +32,7 @@ _INFER_SCHEMA = {
                 }
             }
         },
-    }
+    },
 }
 
 
@@ -61,7 +70,9 @@ def _add_model_routes(routes: APIRouter, inference: Inference, settings: Setting
     ) -> Response:
         """The model's versions and the tensors that it takes and gives."""
         until = _deadline(timeout, settings)
-        return json_response(v2_json.write_metadata(await inference.model(model, version, until)))
+        with inference.admitted(model, version, None, []) as admission:
+            described = await inference.model(admission, until)
+        return json_response(v2_json.write_metadata(described))
 
     @routes.get("/models/{model}/ready", summary="Model readiness")
     @routes.get("/models/{model}/versions/{version}/ready", summary="Version readiness")
@@ -84,12 +95,14 @@ def _add_model_routes(routes: APIRouter, inference: Inference, settings: Setting
     ) -> Response:
         """One inference with tensors as JSON."""
         until = _deadline(timeout, settings)
-        access = access_of(request)
-        access.model = (await inference.model(model, version, until)).name
-        body = await whole_body(request, settings.http.max_body_bytes, "http.max_body_bytes", until)
-        response = await inference.infer(
-            v2_json.read_request(v2_json.parse(body), model, version), until
-        )
+        access, key = access_of(request), sticky_key(request)
+        with inference.admitted(model, version, key, access.engines) as admission:
+            access.model = (await inference.model(admission, until)).name
+            limit = settings.http.max_body_bytes
+            body = await whole_body(request, limit, "http.max_body_bytes", until)
+            response = await inference.infer(
+                admission, v2_json.read_request(v2_json.parse(body), model, version), until
+            )
         access.version = response.version
         return json_response(v2_json.write_response(response))
 

@@ -11,14 +11,14 @@ import grpc.aio
 
 from tidegate_gateway import __version__, kserve_v2, statuses
 from tidegate_gateway.access import REQUEST_ID_HEADER, Access, recorded
-from tidegate_gateway.attempts import TIMEOUT_HEADER, Deadline
+from tidegate_gateway.deadline import TIMEOUT_HEADER, Deadline
 from tidegate_gateway.errors import (
     EngineFailed,
     InvalidInput,
     NotOffered,
     RequestError,
 )
-from tidegate_gateway.inference import ENGINES_CHOICE, Inference, Request
+from tidegate_gateway.inference import ENGINES_CHOICE, STICKY_HEADER, Inference, Request
 from tidegate_gateway.metrics import Metrics
 from tidegate_gateway.models import Model
 from tidegate_gateway.settings import Settings
@@ -68,26 +68,31 @@ class _Calls:
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._limits = settings.deadline
-        self._name = settings.answers.gateway_name
+        self._answers = settings.answers
         self._metrics = metrics
 
     @asynccontextmanager
     async def answering(
         self, method: str, context: Context
-    ) -> AsyncIterator[tuple[Access, Deadline]]:
-        """Keep the record of a call; what the body raises becomes the call's status."""
+    ) -> AsyncIterator[tuple[Access, Deadline, str | None]]:
+        """Keep the record of a call; what the body raises becomes the call's status.
+
+        Yields:
+            The record, the deadline, and the client's sticky key or None.
+        """
         metadata = dict(context.invocation_metadata() or ())
         sent_id = _text(metadata.get(REQUEST_ID_HEADER))
-        with recorded("grpc", sent_id, self._metrics, gateway=self._name) as access:
+        with recorded("grpc", sent_id, self._metrics, self._answers) as access:
             access.route = method
-            context.set_trailing_metadata(tuple(access.headers()))
             try:
                 deadline = Deadline.requested(
                     _text(metadata.get(TIMEOUT_HEADER)),
                     default=self._limits.v2_s,
                     most=self._limits.max_s,
                 )
-                yield access, deadline.earlier(context.time_remaining())
+                key = _text(metadata.get(STICKY_HEADER))
+                yield access, deadline.earlier(context.time_remaining()), key
+                context.set_trailing_metadata(tuple(access.headers()))
                 access.status = grpc.StatusCode.OK.name
             except RequestError as error:
                 await _refuse(context, access, error)
@@ -106,6 +111,7 @@ class _Calls:
 async def _refuse(context: Context, access: Access, error: RequestError) -> None:
     access.error = error
     access.status = statuses.grpc_code(error).name
+    context.set_trailing_metadata(tuple(access.headers()))
     await context.abort(statuses.grpc_code(error), error.message)
 
 
@@ -131,7 +137,7 @@ class GRPCInferenceService(kserve_v2_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: kserve_v2_pb2.ServerReadyRequest, context: Context
     ) -> kserve_v2_pb2.ServerReadyResponse:
         """The gateway reaches an engine that takes requests."""
-        async with self._calls.answering("ServerReady", context) as (_, deadline):
+        async with self._calls.answering("ServerReady", context) as (_, deadline, _key):
             ready = await self._inference.server_ready(deadline)
             return kserve_v2_pb2.ServerReadyResponse(ready=ready)
 
@@ -139,7 +145,7 @@ class GRPCInferenceService(kserve_v2_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: kserve_v2_pb2.ModelReadyRequest, context: Context
     ) -> kserve_v2_pb2.ModelReadyResponse:
         """An engine serves the model."""
-        async with self._calls.answering("ModelReady", context) as (_, deadline):
+        async with self._calls.answering("ModelReady", context) as (_, deadline, _key):
             ready = await self._inference.model_ready(request.name, request.version, deadline)
             return kserve_v2_pb2.ModelReadyResponse(ready=ready)
 
@@ -154,18 +160,23 @@ class GRPCInferenceService(kserve_v2_pb2_grpc.GRPCInferenceServiceServicer):
         self, request: kserve_v2_pb2.ModelMetadataRequest, context: Context
     ) -> kserve_v2_pb2.ModelMetadataResponse:
         """The model's versions and the tensors that it takes and gives."""
-        async with self._calls.answering("ModelMetadata", context) as (_, deadline):
-            model = await self._inference.model(request.name, request.version, deadline)
+        async with self._calls.answering("ModelMetadata", context) as (_, deadline, _key):
+            with self._inference.admitted(request.name, request.version, None, []) as admission:
+                model = await self._inference.model(admission, deadline)
             return kserve_v2.write_metadata(model)
 
     async def ModelInfer(
         self, request: kserve_v2_pb2.ModelInferRequest, context: Context
     ) -> kserve_v2_pb2.ModelInferResponse:
         """One inference."""
-        async with self._calls.answering("ModelInfer", context) as (access, deadline):
-            model = await self._inference.model(request.model_name, request.model_version, deadline)
-            access.model = model.name
-            response = await self._inference.infer(kserve_v2.read_request(request), deadline)
+        async with self._calls.answering("ModelInfer", context) as (access, deadline, key):
+            with self._inference.admitted(
+                request.model_name, request.model_version, key, access.engines
+            ) as admission:
+                access.model = (await self._inference.model(admission, deadline)).name
+                response = await self._inference.infer(
+                    admission, kserve_v2.read_request(request), deadline
+                )
             access.version = response.version
             return kserve_v2.write_response(response)
 
@@ -197,16 +208,21 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         async with self._calls.answering("InferenceService/ModelInfer", context) as (
             access,
             deadline,
+            key,
         ):
-            model = await self._inference.model(request.model_name, ENGINES_CHOICE, deadline)
-            access.model = model.name
-            response = await self._inference.infer(
-                Request(
-                    model=request.model_name,
-                    inputs=[_typed(model, tensor) for tensor in request.inputs],
-                ),
-                deadline,
-            )
+            with self._inference.admitted(
+                request.model_name, ENGINES_CHOICE, key, access.engines
+            ) as admission:
+                model = await self._inference.model(admission, deadline)
+                access.model = model.name
+                response = await self._inference.infer(
+                    admission,
+                    Request(
+                        model=request.model_name,
+                        inputs=[_typed(model, tensor) for tensor in request.inputs],
+                    ),
+                    deadline,
+                )
             access.version = response.version
             return inference_pb2.InferResponse(
                 model_name=response.model,

@@ -1,7 +1,8 @@
 """Every setting of the gateway: its unit, its default and when to change it.
 
 A setting comes from the command line (`--engine.address=…`) or from the environment
-(`TIDEGATE_ENGINE__ADDRESS=…`), in this order. Nothing else in the gateway reads the environment.
+(`TIDEGATE_ENGINE__ADDRESS=…`), in this order. Nothing else in the gateway reads the environment,
+but for KUBERNETES_SERVICE_HOST and _PORT, which are Kubernetes' to set.
 """
 
 import difflib
@@ -25,7 +26,12 @@ class InvalidSettings(Exception):
     """Settings that cannot be used; the message has a line for each, with what is allowed."""
 
 
+# host:port, several with commas between; an IPv6 address stands in brackets.
+_ADDRESS = r"(\[[0-9A-Fa-f:.]+\]|[^\s/,:\[\]]+):\d{1,5}"
+_ADDRESSES = rf"^{_ADDRESS}(,{_ADDRESS})*$"
+
 EngineProtocol = Literal["kserve-v2", "inference-service"]
+DiscoverySource = Literal["address", "kubernetes"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -75,11 +81,11 @@ class AdminSettings(_Group):
 
 
 class EngineSettings(_Group):
-    """The engine that requests are sent to."""
+    """The engines that requests are sent to."""
 
-    address: str = Field(default="127.0.0.1:8001", pattern=r"^[^\s/]+:\d{1,5}$")
-    """host:port of the engine's gRPC service. A name with several addresses, such as a headless
-    Service, means several engines; calls go to them in turn."""
+    address: str = Field(default="127.0.0.1:8001", pattern=_ADDRESSES)
+    """host:port of the engine's gRPC service; several are separated by commas. Behind a name with
+    several addresses, such as a headless Service, each address is an engine."""
     protocol: EngineProtocol = "kserve-v2"
     """kserve-v2 for Triton; inference-service for a server of proto/inference.proto, which needs
     engine.model_configs as well, since that protocol cannot describe its models."""
@@ -89,7 +95,7 @@ class EngineSettings(_Group):
     max_message_bytes: int = Field(default=2**30, ge=1, le=2**31 - 1)
     """Largest message to and from the engine, in bytes."""
     keepalive_s: Seconds = 310.0
-    """Seconds of silence before the connection is tested. A server closes connections that are
+    """Seconds of silence before a connection is tested. A server closes connections that are
     tested more often than it allows, by default each 300 s; set 10 where the engine allows it."""
     keepalive_timeout_s: Seconds = 20.0
     """Seconds that the engine has to answer such a test before the connection counts as dead."""
@@ -97,11 +103,124 @@ class EngineSettings(_Group):
     """Seconds that one try to connect to the engine may take."""
     reconnect_max_s: Seconds = 1.0
     """Longest pause, in seconds, between two tries to reach an engine that is away."""
+    first_connection_s: Seconds = 1.0
+    """Seconds that a request waits for the first connection to any engine, while none has failed
+    yet; later on, a request without an engine is refused at once."""
     description_ttl_s: Seconds = 30.0
     """Seconds for which a model's inputs and outputs are remembered; its labels are for as long as
     these do not change."""
     description_timeout_s: Seconds = 5.0
     """Seconds that the engine has to describe a model."""
+
+
+class DiscoverySettings(_Group):
+    """How the gateway learns which engines there are."""
+
+    source: DiscoverySource = "address"
+    """address: engine.address, whose names are looked up again and again. kubernetes: the
+    EndpointSlices of a Service, which tell of changes at once, and of zones; the gateway's service
+    account must be allowed to get, list and watch them."""
+    interval_s: Annotated[float, Field(ge=0.5, le=3600)] = 2.0
+    """Seconds between two lookups of a name, give or take a fifth."""
+    lookup_timeout_s: Seconds = 5.0
+    """Seconds that a lookup may take before it counts as an outage of the DNS, in which the last
+    known engines are kept."""
+    empty_grace_s: float = Field(default=30.0, ge=0, le=86400)
+    """Seconds for which the last known engines are kept when their source says that there are none:
+    more often it is the source that is wrong."""
+    service: str = Field(default="", pattern=r"^([a-z]([-a-z0-9]{0,61}[a-z0-9])?)?$")
+    """For kubernetes: the Service whose endpoints are the engines."""
+    namespace: str = Field(default="", pattern=r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$")
+    """For kubernetes: its namespace; empty: the gateway's own."""
+    port_name: str = Field(default="grpc", min_length=1, max_length=15)
+    """For kubernetes: the name of the engines' gRPC port in the Service."""
+
+
+class RoutingSettings(_Group):
+    """Which versions of a model answer, by the routing table."""
+
+    table: Path | None = None
+    """JSON file with the routing table, see docs/routing.md. Without it the engines choose the
+    version of a request that names none."""
+    interval_s: Seconds = 1.0
+    """Seconds between two looks at the file."""
+
+
+class BalancingSettings(_Group):
+    """Which engine gets a request."""
+
+    zone: str = Field(default="", max_length=63)
+    """The gateway's own zone: engines in it come first. Empty: zones do not matter."""
+    spill_over: float = Field(default=2.0, ge=1, le=1000)
+    """How many times as loaded as another zone's engine one of the own zone may be and still be
+    chosen."""
+    subset: int = Field(default=100, ge=0, le=100_000)
+    """Most engines that one gateway connects to; with more, each gateway takes its own part of
+    them. 0: all."""
+    slow_start_s: float = Field(default=5.0, ge=0, le=3600)
+    """Seconds over which a new or returned engine's share of the traffic grows to the full."""
+    max_sequences: int = Field(default=10_000, ge=1, le=10_000_000)
+    """Most sequences whose engine is remembered; beyond it the longest idle one is forgotten."""
+    sequence_idle_s: Seconds = 600.0
+    """Seconds after which an idle sequence is forgotten."""
+
+
+class HealthSettings(_Group):
+    """When an engine is taken out of balancing (ejected), and when it comes back."""
+
+    consecutive_failures: int = Field(default=5, ge=1, le=1000)
+    """Failures in a row of a version on an engine that eject it there."""
+    error_ratio: float = Field(default=0.5, gt=0, le=1)
+    """Share of failures within health.window_s that ejects as well."""
+    error_samples: int = Field(default=20, ge=1, le=100_000)
+    """Answers that must have come in the window before health.error_ratio counts."""
+    window_s: Seconds = 10.0
+    """Seconds over which failures are counted."""
+    slow_factor: float = Field(default=5.0, gt=1, le=1000)
+    """How many times as slow as the others an engine must be to be ejected."""
+    slow_least_s: Seconds = 0.1
+    """Seconds of latency below which no engine counts as slow."""
+    slow_samples: int = Field(default=10, ge=1, le=100_000)
+    """Answers that an engine must have given before it can count as slow."""
+    most_ejected: float = Field(default=0.5, ge=0, le=1)
+    """Most of the engines, as a share, that may be out for failures or slowness: when all fail, the
+    fault is elsewhere. Those without a connection, or that fail a probe, are out in any case."""
+    ejection_s: Seconds = 5.0
+    """Seconds of the first ejection; each further one lasts twice as long."""
+    ejection_most_s: Seconds = 60.0
+    """Longest ejection, in seconds."""
+    refresh_s: Seconds = 5.0
+    """Seconds between two questions to an engine which versions it serves."""
+    ask_timeout_s: Seconds = 5.0
+    """Seconds that it has to answer; one that does not is not thereby unwell."""
+    probe_interval_s: Seconds = 5.0
+    """Seconds without a good answer after which a version on an engine is probed with the model's
+    golden request."""
+    probe_timeout_s: Seconds = 5.0
+    """Seconds that the golden request may take."""
+
+
+class AttemptSettings(_Group):
+    """Further attempts of a request, at other engines than the first."""
+
+    most: int = Field(default=3, ge=1, le=10)
+    """Most attempts of a request, the first included."""
+    wait_least_s: Seconds = 0.2
+    """Least seconds without an answer after which another attempt begins while the first goes on.
+    The wait is at most half of the time that is left."""
+    wait_p99_factor: float = Field(default=4.0, ge=1, le=1000)
+    """The same as a multiple of the model's 99th percentile of latency; the longer counts."""
+    hedge: bool = False
+    """Begin another attempt at the model's 95th percentile already: the slowest answers come
+    sooner, for up to attempts.budget_ratio more work."""
+    budget_ratio: float = Field(default=0.2, ge=0, le=1)
+    """Further attempts as a share of requests. It keeps an overload from feeding itself."""
+    budget_burst: int = Field(default=20, ge=0, le=100_000)
+    """Further attempts that are allowed at once whatever the share; more where an engine that fails
+    had more requests in flight."""
+    backoff_s: Seconds = 0.05
+    """Seconds before a request that failed goes to the same engine again, where there is no other;
+    doubled each time."""
 
 
 class DeadlineSettings(_Group):
@@ -145,6 +264,8 @@ class AnswerSettings(_Group):
     gateway_name: str = Field(default="", pattern=r"^[\x21-\x7e]*$", max_length=253)
     """Told with every answer as tidegate-gateway: in a pod its own name. Empty: not told, so that
     clients learn nothing of the inside."""
+    engine_names: bool = False
+    """Whether answers tell the engines that a request was tried on, in order: tidegate-engine."""
 
 
 class LogSettings(_Group):
@@ -175,6 +296,11 @@ class Settings(BaseSettings):
     grpc: GrpcSettings = GrpcSettings()
     admin: AdminSettings = AdminSettings()
     engine: EngineSettings = EngineSettings()
+    discovery: DiscoverySettings = DiscoverySettings()
+    routing: RoutingSettings = RoutingSettings()
+    balancing: BalancingSettings = BalancingSettings()
+    health: HealthSettings = HealthSettings()
+    attempts: AttemptSettings = AttemptSettings()
     deadline: DeadlineSettings = DeadlineSettings()
     images: ImageSettings = ImageSettings()
     drain: DrainSettings = DrainSettings()
@@ -213,6 +339,11 @@ def _check_together(settings: Settings) -> None:
         raise InvalidSettings(
             "engine.model_configs: expected a folder with <model>/config.pbtxt, since "
             "engine.protocol is inference-service, got none"
+        )
+    if settings.discovery.source == "kubernetes" and not settings.discovery.service:
+        raise InvalidSettings(
+            "discovery.service: expected the name of a Service, since discovery.source is "
+            "kubernetes, got none"
         )
     if engine.model_configs is not None and not engine.model_configs.is_dir():
         raise InvalidSettings(

@@ -12,7 +12,9 @@ _STATUSES: dict[type[errors.RequestError], tuple[int, grpc.StatusCode]] = {
     errors.NotOffered: (501, grpc.StatusCode.UNIMPLEMENTED),
     errors.Overloaded: (429, grpc.StatusCode.RESOURCE_EXHAUSTED),
     errors.EngineFailed: (500, grpc.StatusCode.INTERNAL),
+    errors.BackendDead: (500, grpc.StatusCode.INTERNAL),
     errors.EngineUnavailable: (503, grpc.StatusCode.UNAVAILABLE),
+    errors.VersionUnready: (503, grpc.StatusCode.UNAVAILABLE),
     errors.DeadlineExceeded: (504, grpc.StatusCode.DEADLINE_EXCEEDED),
 }
 

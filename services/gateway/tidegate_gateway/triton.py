@@ -8,8 +8,8 @@ import grpc
 import grpc.aio
 
 from tidegate_gateway import kserve_v2, model_configs
-from tidegate_gateway.attempts import Deadline
 from tidegate_gateway.channels import translated
+from tidegate_gateway.deadline import Deadline
 from tidegate_gateway.errors import EngineFailed
 from tidegate_gateway.inference import Request, Response
 from tidegate_gateway.models import ANY, Model, TensorSpec

@@ -1,6 +1,7 @@
 """The project's models on a real Triton: each loads, and does what its config says."""
 
 import struct
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -167,6 +168,43 @@ def test_slow_echoes_and_a_cancelled_request_frees_it(triton: GRPCInferenceServi
     assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     # It would be past its limit, were it to wait for the other.
     assert infer(triton, "slow", fp32("input", 3))["output"] == fp32("output", 3)
+
+
+def test_paced_answers_many_at_a_time(triton: GRPCInferenceServiceStub) -> None:
+    def echo(value: float) -> Tensor:
+        return infer(triton, "paced", fp32("input", value), int32("delay_ms", 500))["output"]
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(16) as clients:
+        assert list(clients.map(echo, range(16))) == [fp32("output", n) for n in range(16)]
+    assert 0.5 <= time.monotonic() - began < 16 * 0.5 / 2
+
+
+def test_paced_has_two_versions(triton: GRPCInferenceServiceStub) -> None:
+    for version in ("1", "2"):
+        answer = triton.ModelInfer(
+            request("paced", fp32("input", 1), version=version), timeout=LIMIT_S
+        )
+        assert answer.model_version == version
+
+
+def test_paced_is_slowed_down_while_a_request_is_in_it_and_frees_it_when_cancelled(
+    engine: LocalEngine, triton: GRPCInferenceServiceStub
+) -> None:
+    delayed = request("paced", fp32("input", 1), int32("delay_ms", 1000))
+    began = time.monotonic()
+    slowed = triton.ModelInfer.future(delayed, timeout=LIMIT_S)
+    engine.slow_down(1000)
+    try:
+        endless = [triton.ModelInfer.future(delayed, timeout=1.5) for _ in range(15)]
+        assert {call.code() for call in endless} == {grpc.StatusCode.DEADLINE_EXCEEDED}
+        assert not slowed.done()
+        engine.slow_down(1.5)
+        assert slowed.result().model_version == "2"
+        assert time.monotonic() - began >= 1.5
+    finally:
+        engine.slow_down(1)
+    assert infer(triton, "paced", fp32("input", 2))["output"] == fp32("output", 2)
 
 
 def test_raising_is_an_internal_error_with_a_traceback(triton: GRPCInferenceServiceStub) -> None:

@@ -18,7 +18,7 @@ from tidegate_engine.artefacts.store import artefact_path
 # The checkout's `services/triton/models`; an image has them elsewhere and says where.
 MODELS = Path(__file__).parents[2] / "models"
 
-# Model → path in its folder → file beside the models' folders, where models share their code.
+# Model → path in its folder → file under that of the models, where models or versions share code.
 # Not a module to import from the model's folder: the `__pycache__` of that would lie where Triton
 # looks for versions.
 _SHARED: Mapping[str, Mapping[str, str]] = {
@@ -27,6 +27,7 @@ _SHARED: Mapping[str, Mapping[str, str]] = {
         "2/model.py": "onnx_classifier.py",
     },
     "resnet50_cpp": {"1/model.py": "onnx_classifier.py"},
+    "paced": {"2/model.py": "paced/1/model.py"},
 }
 # Model → path in its folder → artefact.
 _ARTEFACTS: Mapping[str, Mapping[str, str]] = {

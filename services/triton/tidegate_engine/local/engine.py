@@ -24,6 +24,8 @@ PORT_TRIES = 5
 POLL_SECONDS = 0.02
 # One question to a Triton that may hang.
 ASK_SECONDS = 2.0
+# Where the model `paced` looks, in Triton's working directory.
+PACE = "paced.factor"
 
 
 class LocalEngine:
@@ -148,6 +150,15 @@ class LocalEngine:
     def resume(self) -> None:
         """Let a paused Triton go on (SIGCONT)."""
         self._signal("resume", paused=False)
+
+    def slow_down(self, factor: float) -> None:
+        """Have the model `paced` take `factor` times as long from now on, also over restarts.
+
+        Requests that are in it are held to it too. 1 is its normal pace; other models keep theirs.
+        """
+        written = self._directory / f"{PACE}.written"
+        written.write_text(str(factor))
+        written.replace(self._directory / PACE)
 
     def wait(self) -> str:
         """Wait until Triton has ended, and tell how, as a sentence.
