@@ -20,7 +20,10 @@ _OF_THE_CHART = {"http": {"host", "port"}, "grpc": {"host", "port"}, "admin": {"
 # What the chart itself reads; null would take them away.
 _NEEDED = {"": ["drain", "engine"], "drain": ["delay_s", "grace_s"]}
 # What a schema for Helm keeps of pydantic's; defaults and words would only repeat docs/settings.md.
-_KEPT = ("type", "enum", "pattern", "minLength", "minimum", "exclusiveMinimum", "maximum")
+_KEPT = (
+    *("type", "enum", "pattern", "minLength", "maxLength"),
+    *("minimum", "exclusiveMinimum", "maximum"),
+)
 
 _TABLE = re.compile(r"(?<=<!-- values -->\n\n).*?(?=\n<!-- /values -->)", re.DOTALL)
 _KEY = re.compile(r"(?P<indent> *)(?P<name>\w+):(?: (?P<value>\S.*))?")

@@ -1,5 +1,6 @@
 """What the chart makes of its values files: valid, restricted, and fit to be upgraded."""
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tidegate_gateway import settings
+from tidegate_gateway import routing, settings
 
 CHART = Path(__file__).parents[1] / "tidegate"
 VALUES_FILES = sorted(path.name for path in CHART.glob("values*.yaml"))
@@ -40,6 +41,12 @@ gateway: &pods
           labelSelector: {matchLabels: {app.kubernetes.io/component: gateway}}
   serviceAccount: {create: true, name: own, annotations: {example.com/role: reader}}
   image: {digest: "sha256:0000000000000000000000000000000000000000000000000000000000000000"}
+routing:
+  revision: 7
+  models:
+    image_classifier: {stable: "1", weights: {1: 95.5, 2: 4.5}}
+    resnet50_cpp: {stable: "3"}
+  aliases: {classifier: image_classifier}
 engine:
   <<: *pods
   serviceAccount: {create: false}
@@ -97,6 +104,8 @@ def test_nothing_is_outside_of_the_namespace(manifests: list[Manifest]) -> None:
         "Deployment",
         "Pod",
         "PodDisruptionBudget",
+        "Role",
+        "RoleBinding",
         "Service",
         "ServiceAccount",
         "StatefulSet",
@@ -220,9 +229,10 @@ def test_settings_become_variables_as_they_were_written(render: Render) -> None:
     assert environment == {
         "TIDEGATE_DEFAULT_MODEL": "x",
         "TIDEGATE_DEADLINE__PREDICT_S": "0.25",
+        "TIDEGATE_DISCOVERY__SERVICE": "tidegate-engine",
+        "TIDEGATE_DISCOVERY__SOURCE": "kubernetes",
         "TIDEGATE_DRAIN__DELAY_S": "5",
         "TIDEGATE_DRAIN__GRACE_S": "30",
-        "TIDEGATE_ENGINE__ADDRESS": "tidegate-engine:8001",
         "TIDEGATE_ENGINE__KEEPALIVE_S": "10",
         "TIDEGATE_IMAGES__MAX_PIXELS": "1000000000",
         "TIDEGATE_LOG__LEVEL": "debug",
@@ -236,20 +246,10 @@ def test_the_gateway_takes_these_settings(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     taken = settings.load([])
-    stateful_set = one(manifests, "StatefulSet")
-    assert taken.engine.address == f"{stateful_set['spec']['serviceName']}:8001"
+    assert (taken.discovery.source, taken.discovery.service) == (
+        *("kubernetes", one(manifests, "StatefulSet")["spec"]["serviceName"]),
+    )
     assert taken.default_model == "image_classifier"
-
-
-def test_an_engine_elsewhere(render: Render) -> None:
-    manifests = render(
-        "--set=engine.enabled=false,gateway.settings.engine.address=triton.example.com:8001"
-    )
-    assert environment_of_gateway(manifests)["TIDEGATE_ENGINE__ADDRESS"] == (
-        "triton.example.com:8001"
-    )
-    components = {m["metadata"]["labels"]["app.kubernetes.io/component"] for m in manifests}
-    assert components == {"gateway", "test"}
 
 
 def test_pods_get_the_time_to_leave(render: Render) -> None:
@@ -267,15 +267,19 @@ def test_pods_get_the_time_to_leave(render: Render) -> None:
 
 
 def test_an_engine_outlives_the_news_of_its_leaving(manifests: list[Manifest]) -> None:
-    """Gateways ask the DNS when they connect anew; the DNS may be 5 s late, the nodes some more."""
     triton = one(manifests, "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
-    [age] = [
-        int(argument.partition("=")[2]) / 1000
-        for argument in triton["args"]
-        if argument.startswith("--grpc-max-connection-age=")
+    assert triton["lifecycle"]["preStop"]["sleep"]["seconds"] >= 5
+
+
+def test_engines_keep_the_connections_of_gateways(manifests: list[Manifest]) -> None:
+    """Gateways keep one to each engine for as long as it is there, and test it each 10 s."""
+    triton = one(manifests, "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
+    assert [argument for argument in triton["args"] if "grpc" in argument] == [
+        "--grpc-http2-min-recv-ping-interval-without-data=5000",
+        "--grpc-keepalive-permit-without-calls=1",
     ]
-    # gRPC lets a connection get a tenth older.
-    assert triton["lifecycle"]["preStop"]["sleep"]["seconds"] > 1.1 * age + 5
+    environment = environment_of_gateway(manifests)
+    assert float(environment["TIDEGATE_ENGINE__KEEPALIVE_S"]) > 5
 
 
 def test_every_model_is_loaded_and_a_failed_one_stops_the_engine(render: Render) -> None:
@@ -383,6 +387,196 @@ def test_notes_name_what_is_there(run_helm: Any) -> None:
     assert "helm test blue --namespace shop --logs" in notes
 
 
+# --- How the gateways find the engines ----------------------------------------------------------
+
+DNS = "--set=gateway.settings.discovery.source=address"
+ELSEWHERE = "--set=engine.enabled=false,gateway.settings.engine.address=triton.example.com:8001"
+MAY_READ_SLICES = [
+    {
+        "apiGroups": ["discovery.k8s.io"],
+        "resources": ["endpointslices"],
+        "verbs": ["get", "list", "watch"],
+    }
+]
+TOKEN_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+
+def test_gateways_may_read_endpoint_slices_and_nothing_else(manifests: list[Manifest]) -> None:
+    role, binding = one(manifests, "Role"), one(manifests, "RoleBinding")
+    assert role["rules"] == MAY_READ_SLICES
+    assert binding["roleRef"] == {
+        "apiGroup": "rbac.authorization.k8s.io",
+        "kind": "Role",
+        "name": role["metadata"]["name"],
+    }
+    pod = one(manifests, "Deployment")["spec"]["template"]["spec"]
+    assert binding["subjects"] == [
+        {"kind": "ServiceAccount", "name": pod["serviceAccountName"], "namespace": "tidegate"}
+    ]
+    assert {role["metadata"]["namespace"], binding["metadata"]["namespace"]} == {"tidegate"}
+
+
+def test_gateways_alone_have_a_token(manifests: list[Manifest]) -> None:
+    with_token = [spec for spec in pod_specs(manifests) if token_sources(spec)]
+    assert with_token == [one(manifests, "Deployment")["spec"]["template"]["spec"]]
+    [spec] = with_token
+    assert token_sources(spec) == [
+        {"serviceAccountToken": {"path": "token"}},
+        {
+            "configMap": {
+                "name": "kube-root-ca.crt",
+                "items": [{"key": "ca.crt", "path": "ca.crt"}],
+            }
+        },
+        {
+            "downwardAPI": {
+                "items": [
+                    {"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}},
+                ]
+            }
+        },
+    ]
+    assert {"name": "token", "mountPath": TOKEN_FOLDER, "readOnly": True} in spec["containers"][0][
+        "volumeMounts"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argument", "address"),
+    [(DNS, "tidegate-engine:8001"), (ELSEWHERE, "triton.example.com:8001")],
+)
+def test_by_address_there_is_neither_role_nor_token(
+    render: Render, argument: str, address: str
+) -> None:
+    manifests = render(argument)
+    environment = environment_of_gateway(manifests)
+    assert environment["TIDEGATE_ENGINE__ADDRESS"] == address
+    assert environment["TIDEGATE_DISCOVERY__SOURCE"] == "address"
+    assert {"Role", "RoleBinding"}.isdisjoint(m["kind"] for m in manifests)
+    for spec in pod_specs(manifests):
+        assert spec["automountServiceAccountToken"] is False
+        assert token_sources(spec) == []
+        for container in spec["containers"]:
+            mounts = {mount["mountPath"] for mount in container.get("volumeMounts", [])}
+            assert TOKEN_FOLDER not in mounts
+
+
+def test_without_engines_nothing_of_them_is_made(render: Render) -> None:
+    manifests = render(ELSEWHERE)
+    components = {m["metadata"]["labels"]["app.kubernetes.io/component"] for m in manifests}
+    assert components == {"gateway", "test"}
+
+
+def test_the_service_may_be_another_one_in_another_namespace(render: Render) -> None:
+    manifests = render(
+        "--set=engine.enabled=false,gateway.settings.discovery.source=kubernetes",
+        "--set=gateway.settings.discovery.service=triton,gateway.settings.discovery.namespace=gpus",
+        "--set=gateway.serviceAccount.name=reader",
+    )
+    environment = environment_of_gateway(manifests)
+    assert environment["TIDEGATE_DISCOVERY__SERVICE"] == "triton"
+    assert environment["TIDEGATE_DISCOVERY__NAMESPACE"] == "gpus"
+    assert "TIDEGATE_ENGINE__ADDRESS" not in environment
+    role, binding = one(manifests, "Role"), one(manifests, "RoleBinding")
+    assert role["rules"] == MAY_READ_SLICES
+    assert {role["metadata"]["namespace"], binding["metadata"]["namespace"]} == {"gpus"}
+    assert binding["subjects"] == [
+        {"kind": "ServiceAccount", "name": "reader", "namespace": "tidegate"}
+    ]
+
+
+def test_the_zone_is_the_pods_own_unless_it_is_given(render: Render) -> None:
+    def zone(*arguments: str) -> list[Manifest]:
+        [container] = one(render(*arguments), "Deployment")["spec"]["template"]["spec"][
+            "containers"
+        ]
+        return [v for v in container["env"] if v["name"] == "TIDEGATE_BALANCING__ZONE"]
+
+    field = {"fieldRef": {"fieldPath": "metadata.labels['topology.kubernetes.io/zone']"}}
+    own = [{"name": "TIDEGATE_BALANCING__ZONE", "valueFrom": field}]
+    assert zone() == own
+    assert zone("--set=gateway.settings.balancing.subset=10") == own
+    assert zone("--set=gateway.settings.balancing.zone=eu-1a") == [
+        {"name": "TIDEGATE_BALANCING__ZONE", "value": "eu-1a"}
+    ]
+
+
+# --- The routing table --------------------------------------------------------------------------
+
+WITH_TABLE = (
+    '--set-json=routing.models={"a":{"stable":"1","weights":{"1":66.6,"2":33.4}},'
+    '"b":{"stable":"3"}}'
+)
+
+
+def test_the_table_is_as_the_gateway_takes_it(render: Render, everything: Path) -> None:
+    manifests = render("--values", everything)
+    text = one(manifests, "ConfigMap", "serving-table")["data"]["table.json"]
+    assert json.loads(text) == {
+        "schema": 1,
+        "revision": 7,
+        "models": {
+            "image_classifier": {"stable": "1", "weights": {"1": 95.5, "2": 4.5}},
+            "resnet50_cpp": {"stable": "3"},
+        },
+        "aliases": {"classifier": "image_classifier"},
+    }
+    taken = routing.parse(json.loads(text))
+    assert taken.revision == 7
+    assert taken.models["resnet50_cpp"].weights == {"3": 100}
+
+
+def test_the_table_is_mounted_so_that_its_changes_come_through(render: Render) -> None:
+    manifests = render(WITH_TABLE)
+    spec = one(manifests, "Deployment")["spec"]["template"]["spec"]
+    [mount] = [m for m in spec["containers"][0]["volumeMounts"] if m["name"] == "table"]
+    # With a subPath, the kubelet would never bring a change.
+    assert mount == {"name": "table", "mountPath": "/etc/tidegate/routing", "readOnly": True}
+    assert {"name": "table", "configMap": {"name": "tidegate-table"}} in spec["volumes"]
+    assert environment_of_gateway(manifests)["TIDEGATE_ROUTING__TABLE"] == (
+        f"{mount['mountPath']}/{one(manifests, 'ConfigMap', 'tidegate-table')['data'].popitem()[0]}"
+    )
+
+
+def test_without_models_there_is_no_table(render: Render) -> None:
+    manifests = render()
+    assert "tidegate-table" not in {m["metadata"]["name"] for m in manifests}
+    spec = one(manifests, "Deployment")["spec"]["template"]["spec"]
+    assert {volume["name"] for volume in spec["volumes"]} == {"tmp", "token"}
+    assert "TIDEGATE_ROUTING__TABLE" not in environment_of_gateway(manifests)
+
+
+def test_a_changed_table_restarts_no_pod(render: Render) -> None:
+    def pods(*arguments: str) -> Manifest:
+        template: Manifest = one(render(*arguments), "Deployment")["spec"]["template"]
+        return template
+
+    before = pods(WITH_TABLE)
+    assert pods(WITH_TABLE.replace("66.6", "50").replace("33.4", "50")) == before
+    assert pods(WITH_TABLE, "--set=routing.revision=9") == before
+
+
+def test_the_revision_is_the_releases_unless_it_is_given(run_helm: Any) -> None:
+    def revision(*arguments: str) -> int:
+        done = run_helm("template", "tidegate", CHART, WITH_TABLE, "--is-upgrade", *arguments)
+        assert done.returncode == 0, done.stderr
+        manifests = [*yaml.safe_load_all(done.stdout)]
+        text = one(manifests, "ConfigMap", "tidegate-table")["data"]["table.json"]
+        return int(json.loads(text)["revision"])
+
+    # `helm template` knows of no release and renders the first revision of one.
+    assert revision() == 1
+    assert revision("--set=routing.revision=1760000000") == 1760000000
+
+
+def test_other_settings_of_routing_stay(render: Render) -> None:
+    environment = environment_of_gateway(
+        render(WITH_TABLE, "--set=gateway.settings.routing.interval_s=5")
+    )
+    assert environment["TIDEGATE_ROUTING__INTERVAL_S"] == "5"
+    assert environment["TIDEGATE_ROUTING__TABLE"] == "/etc/tidegate/routing/table.json"
+
+
 # --- Reading ------------------------------------------------------------------------------------
 
 
@@ -408,8 +602,14 @@ def environment_of_gateway(manifests: list[Manifest]) -> dict[str, str]:
     return {
         variable["name"]: variable["value"]
         for variable in container["env"]
-        if variable["name"].startswith("TIDEGATE_")
+        if variable["name"].startswith("TIDEGATE_") and "value" in variable
     }
+
+
+def token_sources(spec: Manifest) -> list[Manifest]:
+    """What the volumes with a token of the API server hold."""
+    projected = [volume["projected"] for volume in spec["volumes"] if "projected" in volume]
+    return [source for volume in projected for source in volume["sources"]]
 
 
 def objects(text: str) -> list[Manifest]:

@@ -100,6 +100,31 @@ def test_the_readme_has_the_values() -> None:
             "gateway.settings.engine.address: expected host:port of an engine, since "
             "engine.enabled is false, got none",
         ),
+        (
+            "engine.connectionAgeSeconds=5",
+            "at '/engine': additional properties 'connectionAgeSeconds' not allowed",
+        ),
+        (
+            "gateway.settings.discovery.source=dns",
+            "at '/gateway/settings/discovery/source': value must be one of 'address', 'kubernetes'",
+        ),
+        (
+            "engine.enabled=false,gateway.settings.discovery.source=kubernetes",
+            "gateway.settings.discovery.service: expected the Service of your engines, since "
+            "engine.enabled is false and gateway.settings.discovery.source is kubernetes, got none",
+        ),
+        (
+            "gateway.settings.discovery.source=kubernetes,gateway.settings.engine.address=a:1",
+            "gateway.settings.engine.address: expected none, since "
+            "gateway.settings.discovery.source is kubernetes, got a:1",
+        ),
+        ("routing.revision=-1", "at '/routing/revision': minimum: got -1, want 0"),
+        ("routing.models.a.weight.1=100", "additional properties 'weight' not allowed"),
+        ("routing.models.a.weights.1=100", "at '/routing/models/a': missing property 'stable'"),
+        (
+            "routing.models.a.stable=1",
+            "at '/routing/models/a/stable': got number, want string",
+        ),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_name(
@@ -108,6 +133,59 @@ def test_a_wrong_value_is_refused_with_its_name(
     done = run_helm("template", "tidegate", CHART, "--set", argument)
     assert done.returncode != 0
     assert sentence in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("routing", "sentence"),
+    [
+        (
+            {"models": {"a": {"stable": "v1"}}},
+            "at '/routing/models/a/stable': 'v1' does not match pattern '^[1-9][0-9]{0,18}$'",
+        ),
+        (
+            {"models": {"a": {"stable": "1", "weights": {"latest": 100}}}},
+            "'latest' does not match pattern '^[1-9][0-9]{0,18}$'",
+        ),
+        (
+            {"models": {"a": {"stable": "1", "weights": {"1": 101, "2": -1}}}},
+            "at '/routing/models/a/weights/1': maximum: got 101, want 100",
+        ),
+        (
+            {"models": {"a": {"stable": "1", "weights": {"1": 95, "2": 4.5}}}},
+            "routing.models.a.weights: expected a sum of 100, got 99.5",
+        ),
+        (
+            {"models": {"a": {"stable": "1", "weights": {"3": 95, "2": 5}}}},
+            "routing.models.a.stable: expected one of the versions in weights (2, 3), got 1",
+        ),
+        (
+            {"models": {"a": {"stable": "1"}}, "aliases": {"b": "c"}},
+            "routing.aliases.b: expected a model of routing.models, got c",
+        ),
+        (
+            {"models": {"a": {"stable": "1"}, "b": {"stable": "1"}}, "aliases": {"b": "a"}},
+            "routing.aliases.b: expected a name that is no model's, got that of one",
+        ),
+    ],
+)
+def test_a_wrong_table_is_refused_with_its_place(
+    run_helm: Any, routing: dict[str, Any], sentence: str
+) -> None:
+    done = run_helm("template", "tidegate", CHART, "--set-json", f"routing={json.dumps(routing)}")
+    assert done.returncode != 0
+    assert sentence in done.stderr
+
+
+def test_a_table_of_the_chart_and_one_of_a_file_are_one_too_many(run_helm: Any) -> None:
+    done = run_helm(
+        *("template", "tidegate", CHART, "--set-string=routing.models.a.stable=1"),
+        "--set=gateway.settings.routing.table=/tables/mine.json",
+    )
+    assert done.returncode != 0
+    assert (
+        "gateway.settings.routing.table: expected none, since routing.models is given, got "
+        "/tables/mine.json"
+    ) in done.stderr
 
 
 def _paths(values: dict[str, Any], prefix: str = "") -> Iterator[str]:

@@ -1,6 +1,6 @@
 {{/*
-What the pods of all components have in common: Pod Security `restricted`, no token, and what the
-values say about where they run. Takes (list $ component).
+What the pods of all components have in common: Pod Security `restricted`, no token by itself, and
+what the values say about where they run. Takes (list $ component).
 */}}
 {{- define "tidegate.podSpec" -}}
 {{- $values := get (first .).Values (last .) -}}

@@ -1,14 +1,24 @@
 {{/*
+How the gateways learn of the engines: by the EndpointSlices of the chart's own, or by an address.
+*/}}
+{{- define "tidegate.discoverySource" -}}
+{{- $settings := .Values.gateway.settings -}}
+{{- $runsThem := and .Values.engine.enabled (not $settings.engine.address) -}}
+{{- ($settings.discovery | default dict).source | default (ternary "kubernetes" "address" $runsThem) -}}
+{{- end -}}
+
+{{/*
 The environment variables that carry gateway.settings. Numbers go through JSON: as text, Go would
 write 67108864 as 6.7108864e+07.
 */}}
 {{- define "tidegate.gatewaySettings" -}}
 {{- $settings := deepCopy .Values.gateway.settings -}}
-{{- if not $settings.engine.address -}}
-{{- if not .Values.engine.enabled -}}
-{{- fail "gateway.settings.engine.address: expected host:port of an engine, since engine.enabled is false, got none" -}}
+{{- $_ := set $settings "discovery" (include "tidegate.discovery" . | fromJson) -}}
+{{- if eq $settings.discovery.source "address" -}}
+{{- $_ := set $settings.engine "address" (include "tidegate.engineAddress" .) -}}
 {{- end -}}
-{{- $_ := set $settings.engine "address" (printf "%s:8001" (include "tidegate.name" (list . "engine"))) -}}
+{{- if include "tidegate.table" . -}}
+{{- $_ := set $settings "routing" (include "tidegate.routing" . | fromJson) -}}
 {{- end -}}
 {{- $_ := set $settings "default_model" (include "tidegate.defaultModel" .) -}}
 {{- range $group, $members := $settings }}
@@ -20,9 +30,54 @@ write 67108864 as 6.7108864e+07.
 {{ include "tidegate.variable" (list $group $members) }}
 {{- end }}
 {{- end }}
+{{- if not ($settings.balancing | default dict).zone }}
+# Kubernetes copies it from the node, from 1.35 on; before, it is empty and zones do not matter.
+- name: TIDEGATE_BALANCING__ZONE
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.labels['topology.kubernetes.io/zone']
+{{- end }}
 {{- end -}}
 
 {{- define "tidegate.variable" -}}
 - name: TIDEGATE_{{ first . | upper }}
   value: {{ ternary (last .) (toJson (last .)) (kindIs "string" (last .)) | quote }}
+{{- end -}}
+
+{{/* The settings of the group discovery, as JSON. */}}
+{{- define "tidegate.discovery" -}}
+{{- $discovery := deepCopy (.Values.gateway.settings.discovery | default dict) -}}
+{{- $_ := set $discovery "source" (include "tidegate.discoverySource" .) -}}
+{{- if eq $discovery.source "kubernetes" -}}
+{{- with .Values.gateway.settings.engine.address -}}
+{{- fail (printf "gateway.settings.engine.address: expected none, since gateway.settings.discovery.source is kubernetes, got %s" .) -}}
+{{- end -}}
+{{- if and .Values.engine.enabled (not $discovery.service) -}}
+{{- $_ := set $discovery "service" (include "tidegate.name" (list . "engine")) -}}
+{{- end -}}
+{{- if not $discovery.service -}}
+{{- fail "gateway.settings.discovery.service: expected the Service of your engines, since engine.enabled is false and gateway.settings.discovery.source is kubernetes, got none" -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $discovery -}}
+{{- end -}}
+
+{{/* host:port of the engines, for discovery by address. */}}
+{{- define "tidegate.engineAddress" -}}
+{{- if .Values.gateway.settings.engine.address -}}
+{{- .Values.gateway.settings.engine.address -}}
+{{- else if .Values.engine.enabled -}}
+{{- printf "%s:8001" (include "tidegate.name" (list . "engine")) -}}
+{{- else -}}
+{{- fail "gateway.settings.engine.address: expected host:port of an engine, since engine.enabled is false, got none" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The settings of the group routing where the chart writes the table, as JSON. */}}
+{{- define "tidegate.routing" -}}
+{{- $routing := deepCopy (.Values.gateway.settings.routing | default dict) -}}
+{{- with $routing.table -}}
+{{- fail (printf "gateway.settings.routing.table: expected none, since routing.models is given, got %s" .) -}}
+{{- end -}}
+{{- toJson (set $routing "table" (printf "%s/table.json" (include "tidegate.tableFolder" .))) -}}
 {{- end -}}
