@@ -20,6 +20,7 @@ from node.config import Options
 from node.errors import ClusterError
 from node.layout import CONTEXT
 
+EVIDENCE = ("test_disruption.py", "test_engines.py", "test_outages.py")
 FAILURES = ROOT / ".run" / "e2e"
 IMAGES = ROOT / ".run" / "images"
 
@@ -117,12 +118,18 @@ def keep_state(kube: Kubernetes, name: str) -> Path:
 
 def _log_words(component: str) -> tuple[str, ...]:
     selector = f"app.kubernetes.io/component={component}"
-    return ("logs", f"--namespace={NAMESPACE}", f"--selector={selector}", "--prefix", "--tail=2000")
+    return (
+        "logs",
+        f"--namespace={NAMESPACE}",
+        f"--selector={selector}",
+        "--prefix",
+        "--tail=20000",
+    )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the evidence of the zero-failure tests, which pytest keeps to itself when they pass."""
     for report in terminalreporter.getreports("passed"):
-        if "k8s-tests/test_disruption.py" in report.nodeid and report.when == "call":
+        if report.when == "call" and any(f"k8s-tests/{name}" in report.nodeid for name in EVIDENCE):
             terminalreporter.section(f"evidence: {report.nodeid.rpartition('::')[2]}")
             terminalreporter.write(report.capstdout)

@@ -7,6 +7,8 @@ CHART = ROOT / "charts" / "tidegate"
 VALUES = Path(__file__).parent / "values.yaml"
 NAMESPACE = "tidegate"
 RELEASE = "tidegate"
+GATEWAYS = "app.kubernetes.io/component=gateway"
+ENGINES = "app.kubernetes.io/component=engine"
 
 
 def install_words() -> list[str]:

@@ -65,6 +65,18 @@ class Kubernetes:
         items = self.get(kind, f"--namespace={namespace}", f"--selector={selector}")["items"]
         return sorted(item["metadata"]["name"] for item in items)
 
+    def ready_pods(self, namespace: str, selector: str) -> dict[str, str]:
+        """Pods that are ready and do not go → the id of their first container, which changes with
+        each start."""
+        found = {}
+        for pod in self.get("pods", f"--namespace={namespace}", f"--selector={selector}")["items"]:
+            conditions = pod["status"].get("conditions", [])
+            is_ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+            if is_ready and "deletionTimestamp" not in pod["metadata"]:
+                container = pod["status"]["containerStatuses"][0]["containerID"]
+                found[pod["metadata"]["name"]] = container
+        return found
+
     def apply(self, *manifests: Mapping[str, Any]) -> None:
         """Apply manifests by the server."""
         document = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(manifests)})

@@ -11,14 +11,25 @@ from tidegate_traffic.driver import Control
 
 NAME = "traffic"
 IMAGE = "localhost/tidegate/traffic:dev"
+_PORT = 8090
 _ASK = ("python3", "-m", "tidegate_traffic", "ask")
 
 
 @contextmanager
 def traffic(
-    kube: Kubernetes, namespace: str, plan: Mapping[str, Any], files: Mapping[str, bytes]
+    kube: Kubernetes,
+    namespace: str,
+    plan: Mapping[str, Any],
+    files: Mapping[str, bytes],
+    *,
+    node: str = "",
+    asked_directly: bool = False,
 ) -> Iterator[Control]:
-    """Traffic by `plan`, which waits for `Control.start`; `files` are those that the plan names."""
+    """Traffic by `plan`, which waits for `Control.start`; `files` are those that the plan names.
+
+    It runs on `node`, or anywhere. Asked directly, it answers without the API server, to the
+    machine that the test cluster is on.
+    """
     encoded = {name: base64.b64encode(content).decode() for name, content in files.items()}
     labels = {"app.kubernetes.io/name": NAME}
     kube.apply(
@@ -29,16 +40,20 @@ def traffic(
             "data": {"plan.json": json.dumps(plan)},
             "binaryData": encoded,
         },
-        _pod(namespace, labels),
+        _pod(namespace, labels, node),
     )
     try:
         kube.kubectl(
             "wait", "--for=condition=Ready", f"pod/{NAME}", f"--namespace={namespace}",
             "--timeout=90s",
         )  # fmt: skip
-        yield Control.through(
-            kube.kubectl_command("exec", f"--namespace={namespace}", NAME, "--", *_ASK)
-        )
+        if asked_directly:
+            address = kube.get("pod", NAME, f"--namespace={namespace}")["status"]["podIP"]
+            yield Control.at(f"http://{address}:{_PORT}")
+        else:
+            yield Control.through(
+                kube.kubectl_command("exec", f"--namespace={namespace}", NAME, "--", *_ASK)
+            )
     except BaseException:
         # For whoever reads why a test failed: the pod is gone by then.
         print(kube.kubectl("logs", f"--namespace={namespace}", NAME, "--tail=50"))
@@ -50,7 +65,7 @@ def traffic(
                    "the traffic pod is gone")  # fmt: skip
 
 
-def _pod(namespace: str, labels: Mapping[str, str]) -> dict[str, Any]:
+def _pod(namespace: str, labels: Mapping[str, str], node: str) -> dict[str, Any]:
     control = {"tcpSocket": {"port": "control"}, "periodSeconds": 1}
     return {
         "apiVersion": "v1",
@@ -59,15 +74,17 @@ def _pod(namespace: str, labels: Mapping[str, str]) -> dict[str, Any]:
         "spec": {
             "restartPolicy": "Never",
             "automountServiceAccountToken": False,
+            "nodeSelector": {"kubernetes.io/hostname": node} if node else {},
             "containers": [
                 {
                     "name": NAME,
                     "image": IMAGE,
                     "imagePullPolicy": "Never",
                     "args": ["run", "/plan/plan.json", "--control-host=0.0.0.0",
-                             "--control-port=8090", "--wait-for-start",
-                        "--stay"],
-                    "ports": [{"name": "control", "containerPort": 8090}],
+                             f"--control-port={_PORT}", "--wait-for-start", "--stay"],
+                    "ports": [{"name": "control", "containerPort": _PORT}],
+                    # As much of a busy machine as those get that it measures.
+                    "resources": {"requests": {"cpu": "100m"}},
                     "readinessProbe": control,
                     "volumeMounts": [
                         {"name": "plan", "mountPath": "/plan"},
