@@ -561,6 +561,24 @@ async def test_a_probe_out_of_time_counts_where_nothing_else_is_answered() -> No
 
 
 @in_virtual_time
+async def test_who_is_late_is_probed_at_once_and_out_if_it_does_not_answer() -> None:
+    async with a_fleet(3, health=HealthSettings(probe_timeout_s=1, probe_interval_s=3600)) as fleet:
+        await fleet.warm_up()
+        for name in ("e1", "e2"):
+            fleet.engines[name].does["1"] = fleet.engines[name].golden = HANGS
+        tried: list[str] = []
+        while not {"e1", "e2"} <= set(tried):
+            await fleet.run(ROUTE, tried=tried)
+
+        await asyncio.sleep(1.1)
+
+        # More than half of them, which failures alone must not take out.
+        assert fleet.counted(fleet.metrics.ejections) == {("probe",): 2}
+        assert await answering(fleet) == {"e3"}
+        assert fleet.engines["e3"].probed == []
+
+
+@in_virtual_time
 async def test_one_probe_at_a_time_however_long_it_takes() -> None:
     health = HealthSettings(probe_interval_s=1, probe_timeout_s=10)
     async with a_fleet(1, health=health) as fleet:

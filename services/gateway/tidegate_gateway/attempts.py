@@ -7,12 +7,12 @@ A further attempt begins
 - when no answer has come in the time that the model usually needs, while the one before goes on
   (OVERDUE; HEDGE where that time is the setting's shorter one).
 
-The first good answer wins, and the others are cancelled; so does a refusal that is the request's
-own fault. Every further attempt is work that the engines would not have without it, and an overload
-in which each request is sent twice does not end; so they come out of a budget. Two kinds are
-outside it: a FALLBACK, and a RETRY after a connection is lost, since what the others then get is
-what the lost engine no longer has to do. Questions are outside it too: they are hardly any work,
-and those about models that do not exist must not use up what requests need.
+The first good answer wins, or the first refusal that is the request's own fault, and the other
+attempts are cancelled. Every further attempt is work that the engines would not have without it,
+and an overload in which each request is sent twice does not end; so they come out of a budget. Two
+kinds are outside it: a FALLBACK, and a RETRY after a connection is lost, since what the others then
+get is what the lost engine no longer has to do. Questions are outside it too: they are hardly any
+work, and those about models that do not exist must not use up what requests need.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ class Budget:
 
     def __init__(self, ratio: float) -> None:
         self._ratio = ratio
-        # Second → requests, further attempts.
+        # Each a second, its requests and its further attempts; the oldest first.
         self._seconds: deque[list[int]] = deque()
         self._requests = 0
         self._spent = 0
@@ -352,7 +352,8 @@ class _Course(Generic[E, T]):
     def _turn_to(self, version: str) -> None:
         if version != self._version:
             self._version, self._fallback = version, ""
-            self._used.clear()
+            # What the other version failed at may be well for this one, unless it hangs.
+            self._used = {attempt.target.endpoint.address for attempt in self._running}
             self._left = max(self._left, 1)
 
     def _reason_after(self, ended: _Attempt[E, T], error: RequestError) -> Reason | None:

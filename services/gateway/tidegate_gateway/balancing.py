@@ -125,7 +125,7 @@ class Rules:
     error_samples: int = 20
     window_s: float = 10.0
     slow_factor: float = 5.0
-    slow_least_s: float = 0.1
+    slow_least_s: float = 0.25
     slow_samples: int = 10
     ejection_s: float = 5.0
     ejection_most_s: float = 60.0

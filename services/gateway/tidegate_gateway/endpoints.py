@@ -379,6 +379,9 @@ class Endpoints(Generic[E]):
         target.peer.end(ticket, now, outcome)
         if outcome is Outcome.GOOD:
             target.answered_at = target.good_at[key] = now
+        elif outcome is Outcome.LATE:
+            # Of many that hang at once only some may be ejected for it; probes know no limit.
+            self._probe_soon(target, key)
         if target.peer.in_flight == 0:
             target.idle.set()
         ejection = self._pool.judge(target.peer, key, now)
@@ -511,7 +514,9 @@ class Endpoints(Generic[E]):
     def _passed_probe(self, target: Target[E], key: Key) -> None:
         now = time.monotonic()
         target.answered_at = target.good_at[key] = now
-        if target.peer.ejection(key) is not None:
+        ejection = target.peer.ejection(key)
+        # One that began before the ejection, on suspicion, does not end it.
+        if ejection is not None and ejection.until <= now:
             self._pool.readmit(target.peer, key, now)
             _log.info(
                 "endpoint readmitted",

@@ -97,8 +97,9 @@ class EngineSettings(_Group):
     keepalive_s: Seconds = 310.0
     """Seconds of silence before a connection is tested. A server closes connections that are
     tested more often than it allows, by default each 300 s; set 10 where the engine allows it."""
-    keepalive_timeout_s: Seconds = 20.0
-    """Seconds that the engine has to answer such a test before the connection counts as dead."""
+    keepalive_timeout_s: Seconds = 5.0
+    """Seconds that the engine has to answer such a test, and its machine to acknowledge what it is
+    sent, before the connection counts as dead: so long may the death of a node go unnoticed."""
     connect_timeout_s: Seconds = 5.0
     """Seconds that one try to connect to the engine may take."""
     reconnect_max_s: Seconds = 1.0
@@ -178,7 +179,7 @@ class HealthSettings(_Group):
     """Seconds over which failures are counted."""
     slow_factor: float = Field(default=5.0, gt=1, le=1000)
     """How many times as slow as the others an engine must be to be ejected."""
-    slow_least_s: Seconds = 0.1
+    slow_least_s: Seconds = 0.25
     """Seconds of latency below which no engine counts as slow."""
     slow_samples: int = Field(default=10, ge=1, le=100_000)
     """Answers that an engine must have given before it can count as slow."""
