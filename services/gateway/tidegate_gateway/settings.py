@@ -77,7 +77,7 @@ class AdminSettings(_Group):
     host: str = "0.0.0.0"  # noqa: S104
     """Address to listen on."""
     port: Port = 8082
-    """Port of /livez, /readyz and /metrics; 0 takes a free one."""
+    """Port of /livez, /readyz, /metrics, /routing and /endpoints; 0 takes a free one."""
 
 
 class EngineSettings(_Group):
