@@ -27,7 +27,7 @@ test: check ## Sets up, checks and runs all the tests that this machine can carr
 	@REQUIRE_ALL=$(REQUIRE_ALL) .venv/bin/python -m pytest $(TESTS)
 
 soak: setup ## Ten minutes of faults at random on local engines (SOAK_SEED=n: those again), and calls that are quiet for three.
-	@SOAK_S=$(or $(SOAK_S),600) SOAK_SEED=$(SOAK_SEED) .venv/bin/python -m pytest -s \
+	@REQUIRE_ALL=1 SOAK_S=$(or $(SOAK_S),600) SOAK_SEED=$(SOAK_SEED) .venv/bin/python -m pytest -s \
 	  services/gateway/tests/many_engines/test_soak.py \
 	  services/gateway/tests/many_engines/test_keepalive.py
 

@@ -4,7 +4,7 @@ One well engine with room for the work is always left: that is what is promised.
 """
 
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
@@ -15,6 +15,8 @@ from node.cluster import Cluster
 from steady_traffic import AT_ENGINES, Way, await_answers, end, prove, steady_traffic
 from tidegate_traffic.driver import Control
 from tidegate_traffic.evidence import Fault
+from tidegate_traffic.outcomes import Outcome
+from tidegate_traffic.report import Report
 
 STATEFUL_SET = f"statefulset/{RELEASE}-engine"
 GATEWAY_DEPLOYMENT = f"deployment/{RELEASE}-gateway"
@@ -22,6 +24,9 @@ GATEWAY_DEPLOYMENT = f"deployment/{RELEASE}-gateway"
 LEAST_IN_FLIGHT = 1
 # Longer than a gateway takes to give up a connection that is silent: keepalive and its timeout.
 DEAD_S = 35
+# From when a new engine is seen ready until a request is due that it answers: 2 s are promised, and
+# one more since the report knows whole seconds.
+FIRST_REQUEST_S = 3.0
 
 
 @pytest.mark.parametrize(
@@ -60,8 +65,10 @@ def test_a_rollout_of_the_engines_is_not_noticed(release: Kubernetes, kube: Kube
 
 def test_engines_are_added_and_taken_away(release: Kubernetes, kube: Kubernetes) -> None:
     with scaled_back(kube), steady_traffic(kube, AT_ENGINES) as control:
-        scale(kube, 5)
-        five = sorted(kube.ready_pods(NAMESPACE, ENGINES))
+        three = kube.ready_pods(NAMESPACE, ENGINES)
+        kube.kubectl("scale", STATEFUL_SET, "--replicas=5", f"--namespace={NAMESPACE}")
+        came_at_s = await_more(kube, control, three, 2)
+        five = sorted([*three, *came_at_s])
         await_answers(control, "engine", five, control.in_flight().now_s)
         control.wait_in_flight(16)
         with control.fault("to two"):
@@ -75,6 +82,9 @@ def test_engines_are_added_and_taken_away(release: Kubernetes, kube: Kubernetes)
         Fault("to two", "engine", victim, left[0], gone_at_s, LEAST_IN_FLIGHT) for victim in gone
     ]
     prove(report, engines=five, gateways=gateways(kube), faults=faults)
+    for engine, since_s in came_at_s.items():
+        first = first_answered(report, engine)
+        assert first <= since_s + FIRST_REQUEST_S, f"{engine} was seen ready at {since_s:g} s"
 
 
 def test_a_node_is_drained(release: Kubernetes, kube: Kubernetes) -> None:
@@ -154,6 +164,31 @@ def await_replacements(
     replaced_at_s = control.in_flight().now_s
     await_answers(control, "engine", victims, replaced_at_s)
     return [Fault(fault, "engine", name, name, replaced_at_s, LEAST_IN_FLIGHT) for name in victims]
+
+
+def await_more(
+    kube: Kubernetes, control: Control, known: Collection[str], count: int
+) -> dict[str, float]:
+    """Wait until `count` more engines are ready.
+
+    Returns:
+        The name of each → the second of the run at which it was seen ready.
+    """
+    came_at_s: dict[str, float] = {}
+
+    def are_ready() -> bool:
+        new = set(kube.ready_pods(NAMESPACE, ENGINES)).difference(known, came_at_s)
+        if new:
+            came_at_s.update(dict.fromkeys(new, control.in_flight().now_s))
+        return len(came_at_s) >= count
+
+    eventually(are_ready, f"{count} more engines are ready")
+    return came_at_s
+
+
+def first_answered(report: Report, engine: str) -> int:
+    """The second of the run in which the first request was due that an engine answered well."""
+    return min(c.second for c in report.cells if c.outcome is Outcome.OK and c.engine == engine)
 
 
 def scale(kube: Kubernetes, engines: int) -> None:

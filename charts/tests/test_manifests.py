@@ -391,6 +391,9 @@ def test_notes_name_what_is_there(run_helm: Any) -> None:
 
 DNS = "--set=gateway.settings.discovery.source=address"
 ELSEWHERE = "--set=engine.enabled=false,gateway.settings.engine.address=triton.example.com:8001"
+IN_GPUS = (
+    "--set=gateway.settings.discovery.service=triton,gateway.settings.discovery.namespace=gpus"
+)
 MAY_READ_SLICES = [
     {
         "apiGroups": ["discovery.k8s.io"],
@@ -467,13 +470,13 @@ def test_without_engines_nothing_of_them_is_made(render: Render) -> None:
     assert components == {"gateway", "test"}
 
 
-def test_the_service_may_be_another_one_in_another_namespace(render: Render) -> None:
+@pytest.mark.parametrize("engines", ["false", "true"])
+def test_the_service_may_be_another_one_in_another_namespace(render: Render, engines: str) -> None:
     manifests = render(
-        "--set=engine.enabled=false,gateway.settings.discovery.source=kubernetes",
-        "--set=gateway.settings.discovery.service=triton,gateway.settings.discovery.namespace=gpus",
-        "--set=gateway.serviceAccount.name=reader",
+        *(f"--set=engine.enabled={engines}", IN_GPUS, "--set=gateway.serviceAccount.name=reader")
     )
     environment = environment_of_gateway(manifests)
+    assert environment["TIDEGATE_DISCOVERY__SOURCE"] == "kubernetes"
     assert environment["TIDEGATE_DISCOVERY__SERVICE"] == "triton"
     assert environment["TIDEGATE_DISCOVERY__NAMESPACE"] == "gpus"
     assert "TIDEGATE_ENGINE__ADDRESS" not in environment
@@ -483,6 +486,24 @@ def test_the_service_may_be_another_one_in_another_namespace(render: Render) -> 
     assert binding["subjects"] == [
         {"kind": "ServiceAccount", "name": "reader", "namespace": "tidegate"}
     ]
+
+
+def test_roles_of_releases_of_one_name_do_not_meet_in_another_namespace(
+    render: Render, strictly_valid: Callable[[list[Manifest]], None]
+) -> None:
+    def made(*arguments: str) -> list[Manifest]:
+        return [m for m in render(*arguments) if m["kind"] in ("Role", "RoleBinding")]
+
+    def names(manifests: list[Manifest]) -> set[str]:
+        return {manifest["metadata"]["name"] for manifest in manifests}
+
+    # Helm takes the last of several namespaces.
+    blue, green = made(IN_GPUS, "--namespace=blue"), made(IN_GPUS, "--namespace=green")
+    assert names(blue) == {"tidegate-gateway.blue"}
+    assert names(green) == {"tidegate-gateway.green"}
+    assert names(made(IN_GPUS, "--namespace=gpus")) == {"tidegate-gateway"}
+    assert one(blue, "RoleBinding")["roleRef"]["name"] == one(blue, "Role")["metadata"]["name"]
+    strictly_valid([*blue, *green])
 
 
 def test_the_zone_is_the_pods_own_unless_it_is_given(render: Render) -> None:

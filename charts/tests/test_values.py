@@ -118,6 +118,17 @@ def test_the_readme_has_the_values() -> None:
             "gateway.settings.engine.address: expected none, since "
             "gateway.settings.discovery.source is kubernetes, got a:1",
         ),
+        (
+            "engine.enabled=false,gateway.settings.discovery.service=triton,"
+            "gateway.settings.engine.address=a:1",
+            "gateway.settings.engine.address: expected none, since "
+            "gateway.settings.discovery.service is given, got a:1",
+        ),
+        (
+            "gateway.settings.discovery.namespace=gpus",
+            "gateway.settings.discovery.service: expected the Service of your engines in gpus, "
+            "since gateway.settings.discovery.namespace is not the release's (default), got none",
+        ),
         ("routing.revision=-1", "at '/routing/revision': minimum: got -1, want 0"),
         ("routing.models.a.weight.1=100", "additional properties 'weight' not allowed"),
         ("routing.models.a.weights.1=100", "at '/routing/models/a': missing property 'stable'"),

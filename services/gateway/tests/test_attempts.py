@@ -584,8 +584,8 @@ async def test_company_for_an_overdue_attempt_is_refused_without_budget() -> Non
         assert (await outcome(fleet))[0] == 2.5
 
         assert len(fleet.calls) == 3
-        # It is looked at again, but not ever more often as the deadline comes.
-        assert 2 <= fleet.counted(fleet.metrics.attempts_refused)["overdue",] <= 3.0 / 0.2
+        # It is looked at again and again, and told once.
+        assert fleet.counted(fleet.metrics.attempts_refused)["overdue",] == 1
 
 
 @in_virtual_time
@@ -682,15 +682,38 @@ async def test_after_a_candidate_the_stable_version_is_tried_as_any_other() -> N
         assert fleet.calls[1].engine != fleet.calls[2].engine
 
 
-@pytest.mark.parametrize("error", [INVALID, FULL], ids=kind)
 @in_virtual_time
-async def test_what_is_not_the_candidates_fault_is_told(error: RequestError) -> None:
+async def test_what_is_the_requests_own_fault_is_told_by_the_candidate_too() -> None:
     async with a_fleet(3) as fleet:
-        fleet.plan = [fails(error)]
+        fleet.plan = [fails(INVALID)]
 
-        assert (await outcome(fleet, TRIED_OUT))[1] == kind(error)
+        assert (await outcome(fleet, TRIED_OUT))[1] == kind(INVALID)
 
         assert len(fleet.calls) == 1
+
+
+@pytest.mark.parametrize("error", [FULL, DeadlineExceeded("its queue's own limit")], ids=kind)
+@in_virtual_time
+async def test_the_queue_of_a_candidate_is_the_candidates(error: RequestError) -> None:
+    async with a_fleet(3, attempts=NO_BUDGET) as fleet:
+        fleet.plan = [fails(error)]
+
+        await fleet.run(TRIED_OUT)
+
+        assert [call.version for call in fleet.calls] == ["2", "1"]
+
+
+@in_virtual_time
+async def test_what_cannot_be_in_time_costs_nobody_his_budget() -> None:
+    async with a_fleet(2) as fleet:
+        fleet.all_do(Does(0.05))
+        await fleet.warm_up()
+        for _ in range(200):
+            with pytest.raises(DeadlineExceeded):
+                await fleet.run(ROUTE, timeout=0.02)
+
+        assert len(fleet.calls) == 200
+        assert fleet.counted(fleet.metrics.attempts_refused) == {}
 
 
 @in_virtual_time
@@ -995,7 +1018,7 @@ async def test_a_question_that_hangs_is_asked_elsewhere() -> None:
         with pytest.raises(DeadlineExceeded):
             await fleet.attempts.ask(ROUTE, fleet.call, Deadline.after(1))
 
-        assert since_first(fleet.calls) == [0.0, 0.5]
+        assert since_first(fleet.calls) == [0.0, 0.2]
 
 
 # What is told of it

@@ -679,6 +679,17 @@ def test_each_gateway_has_its_own_subset() -> None:
     assert subset(names, "g1", 20) == subset(names[::-1], "g1", 20)
 
 
+def test_names_that_nobody_serves_leave_nothing_behind_and_drive_nothing_out() -> None:
+    pool = a_pool(rules=Rules(max_keys=10))
+    peer, _ = serving(pool, "a", "b")
+    pool.eject(peer, KEY, Cause.BACKEND, 0.0)
+    for number in range(100):
+        assert pool.choose((f"invented {number}", ""), 0.0) is not None
+    assert peer.ejection(KEY) is not None
+    assert peer.serves(KEY) is True
+    assert len(pool._groups) <= 2
+
+
 # Any history
 
 

@@ -142,6 +142,7 @@ def test_anything_else_is_refused_by_name(entry: str) -> None:
     with pytest.raises(InvalidAddresses) as caught:
         AddressSource(f"10.0.0.1:8001,{entry}", interval_s=1)
 
+    assert str(caught.value).startswith("engine.address: expected ")
     assert repr(entry) in str(caught.value)
 
 
@@ -270,6 +271,29 @@ async def test_what_one_name_answers_does_not_wait_for_the_other() -> None:
 
         names.hanging["b"].set()
         assert await addresses_in(snapshots) == ["10.0.0.1:1", "10.0.0.2:1"]
+
+
+async def test_a_machine_that_gives_no_more_threads_is_an_outage(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tidegate_gateway.discovery")
+    names = Names(engines=["10.0.0.1"])
+    async with told("engines:1", names.resolve) as snapshots:
+        await addresses_in(snapshots)
+
+        # A fake: a limit of threads would hold for whatever else the tests do.
+        with monkeypatch.context() as none_left:
+            none_left.setattr(threading.Thread, "start", no_more_threads)
+            await until(lambda: len(caplog.records) == 1)
+        names.answers["engines"] = ["10.0.0.2"]
+        assert await addresses_in(snapshots) == ["10.0.0.2:1"]
+
+    assert vars(caplog.records[0])["reason"] == "RuntimeError: can't start new thread"
+    assert [each.levelname for each in caplog.records] == ["WARNING", "INFO"]
+
+
+def no_more_threads(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 # Lookups that hang

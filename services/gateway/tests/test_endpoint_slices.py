@@ -26,8 +26,9 @@ from tidegate_gateway.endpoint_slices import (
     NotInCluster,
     Pace,
     Slices,
-    endpoints_of,
     in_cluster,
+    merged,
+    read,
 )
 
 PATIENT = 20.0
@@ -57,6 +58,10 @@ def slice_of(name: str, *entries: Json, port: int = 8001, family: str = "IPv4") 
 
 
 # What slices say
+
+
+def endpoints_of(slices: list[Json], port_name: str) -> Snapshot:
+    return merged(read(each, port_name) for each in slices)
 
 
 def test_an_endpoint_has_its_pods_name_its_zone_and_the_port_of_the_name() -> None:
@@ -118,6 +123,13 @@ def test_only_the_first_address_of_an_endpoint_has_a_meaning() -> None:
 @pytest.mark.parametrize("nothing", [{"endpoints": None}, {"endpoints": []}, {"ports": None}])
 def test_a_slice_without_endpoints_or_ports_says_nothing(nothing: Json) -> None:
     assert endpoints_of([slice_of("s", entry("10.0.0.1")) | nothing], "grpc") == ()
+
+
+def test_an_address_that_is_not_numeric_is_left_out_and_the_others_are_not() -> None:
+    found = read(slice_of("s", entry("010.0.0.1"), entry("10.0.0.2")), "grpc")
+
+    assert [each.address for each in found.endpoints] == ["10.0.0.2:8001"]
+    assert found.refused == ("010.0.0.1",)
 
 
 CONDITION = st.sampled_from([True, False, None])
@@ -192,7 +204,7 @@ def a_status(code: int, message: str = "as the server says it") -> Json:
 def test_a_list_and_the_events_after_it_are_a_later_list(
     listed: list[Json], changes: list[tuple[bool, Json]]
 ) -> None:
-    watching, truth = Slices(), {each["metadata"]["name"]: each for each in listed}
+    watching, truth = Slices("grpc"), {each["metadata"]["name"]: each for each in listed}
     watching.listed(a_list(1, *truth.values()))
     for version, (deleted, each) in enumerate(changes, start=2):
         name = each["metadata"]["name"]
@@ -203,9 +215,9 @@ def test_a_list_and_the_events_after_it_are_a_later_list(
             truth[name] = each
         watching.watched(an_event(kind, version, each))
 
-    listing = Slices()
+    listing = Slices("grpc")
     listing.listed(a_list(1 + len(changes), *truth.values()))
-    assert watching.endpoints("grpc") == listing.endpoints("grpc")
+    assert watching.endpoints() == listing.endpoints()
     assert watching.version == listing.version
 
 
@@ -217,22 +229,65 @@ def test_a_list_and_the_events_after_it_are_a_later_list(
         ({"type": "NEWS", "object": {}}, ApiFailed, "of type 'NEWS'"),
         ([], ApiFailed, "got list"),
         ({}, ApiFailed, "of type None"),
+        ({"type": ["ADDED"]}, ApiFailed, "of type"),
+        ({"type": "ADDED"}, ApiFailed, "cannot be read: KeyError: 'metadata'"),
+        ({"type": "ADDED", "object": [1]}, ApiFailed, "cannot be read: TypeError"),
+        ({"type": "ERROR", "object": [1]}, ApiFailed, "cannot be read: AttributeError"),
+        ({"type": "BOOKMARK", "object": {"metadata": {}}}, ApiFailed, "'resourceVersion'"),
+        (
+            {"type": "DELETED", "object": {"metadata": {"resourceVersion": "8"}}},
+            ApiFailed,
+            "'name'",
+        ),
     ],
 )
 def test_an_event_that_is_no_change(line: object, kind: type[Exception], message: str) -> None:
-    slices = Slices()
+    slices = Slices("grpc")
     slices.listed(a_list(7, slice_of("s", entry("10.0.0.1"))))
 
     with pytest.raises(kind, match=message):
         slices.watched(orjson.dumps(line))
     assert slices.version == "7"
-    assert len(slices.endpoints("grpc")) == 1
+    assert len(slices.endpoints()) == 1
 
 
-@pytest.mark.parametrize("document", [b"<html>", b"", b'{"kind": "PodList"}', b"[]"])
+# Each is a slice but for one thing.
+ODD_SLICES = [
+    {"metadata": {}},
+    {"metadata": {"name": 1}},
+    {"addressType": {}},
+    {"endpoints": 1},
+    {"ports": [1]},
+    {"ports": [{"name": 1, "port": 8001}]},
+    {"ports": [{"name": "grpc", "port": "8001"}]},
+    {"endpoints": [1]},
+    {"endpoints": [{"addresses": []}]},
+    {"endpoints": [{"addresses": [1]}]},
+    {"endpoints": [entry("10.0.0.1") | {"conditions": [1]}]},
+    {"endpoints": [entry("10.0.0.1") | {"zone": 1}]},
+]
+
+
+@pytest.mark.parametrize("odd", ODD_SLICES, ids=str)
+def test_a_slice_that_cannot_be_read_changes_nothing(odd: Json) -> None:
+    slices, before = Slices("grpc"), slice_of("s", entry("10.0.0.1"))
+    slices.listed(a_list(7, before))
+
+    with pytest.raises(ApiFailed, match="cannot be read"):
+        slices.listed(a_list(8, engines(2), before | odd))
+    with pytest.raises(ApiFailed, match="cannot be read"):
+        slices.watched(an_event("ADDED", 8, before | odd))
+    assert slices.version == "7"
+    assert [each.address for each in slices.endpoints()] == ["10.0.0.1:8001"]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [b"<html>", b"", b'{"kind": "PodList"}', b"[]", b'{"kind": "EndpointSliceList"}'],
+)
 def test_a_list_of_something_else_is_refused(document: bytes) -> None:
     with pytest.raises(ApiFailed, match="expected"):
-        Slices().listed(document)
+        Slices("grpc").listed(document)
 
 
 @given(st.integers(1, 10**6))
@@ -244,8 +299,15 @@ def test_pauses_grow_up_to_the_longest(failures: int) -> None:
     assert (pace.pause_s(1), pace.pause_s(2), pace.pause_s(6)) == (0.2, 0.4, 5.0)
 
 
-def test_a_quiet_watch_is_not_taken_for_a_dead_one() -> None:
-    assert Pace().silence_s > Pace().watch_s
+def test_watches_do_not_end_together_and_a_quiet_one_is_not_taken_for_dead() -> None:
+    pace = Pace()
+    drawn = {pace.watch_whole_s() for _ in range(200)}
+
+    assert len(drawn) > 5
+    assert min(drawn) >= 48
+    assert max(drawn) <= 72 < pace.silence_s
+    # To the API server, 0 is no limit of ours.
+    assert Pace(watch_s=0.1).watch_whole_s() == 1
 
 
 # Where the API server is
@@ -500,11 +562,11 @@ async def test_a_service_is_listed_and_then_watched_from_that_version(api: FakeA
     selector = {"labelSelector": "kubernetes.io/service-name=engines"}
     assert (listed.path, listed.query) == (path, selector)
     assert watched.path == path
+    assert 48 <= int(watched.query.pop("timeoutSeconds")) <= 72
     assert watched.query == selector | {
         "watch": "true",
         "allowWatchBookmarks": "true",
         "resourceVersion": "102",
-        "timeoutSeconds": "60",
     }
 
 
@@ -653,6 +715,7 @@ async def test_nothing_is_told_before_the_first_list(
     api.refuse["list"] = 5
     async with told(api) as snapshots:
         assert await hosts(snapshots) == ["1"]
+        await until(lambda: len(caplog.records) == 2)
 
     assert api.count(watch=False) == 6
     begin, end = caplog.records
@@ -661,7 +724,69 @@ async def test_nothing_is_told_before_the_first_list(
     assert (vars(end)["service"], vars(end)["namespace"]) == ("engines", "models")
 
 
-async def test_what_was_known_stands_while_the_server_refuses(
+async def test_a_watch_that_is_refused_is_tried_again_without_a_list(
+    api: FakeApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tidegate_gateway")
+    api.put(engines(1))
+    api.refusal = (503, b"<html>no upstream</html>")
+    api.refuse["watch"] = 20
+    async with told(api) as snapshots:
+        assert await hosts(snapshots) == ["1"]
+        await until(lambda: api.count(watch=True) == 10)
+        api.put(engines(2))
+        assert await hosts(snapshots) == ["2"]
+        await until(lambda: len(caplog.records) == 2)
+
+    assert (api.count(watch=False), api.count(watch=True)) == (1, 21)
+    assert [each.levelname for each in caplog.records] == ["WARNING", "INFO"]
+    assert [vars(each).get("reason") for each in caplog.records] == ["503: no message", None]
+
+
+async def test_a_version_that_the_server_cannot_use_is_not_asked_for_again(api: FakeApi) -> None:
+    api.put(engines(1))
+    api.refusal = (400, orjson.dumps(a_status(400)))
+    api.refuse["watch"] = 1
+    async with told(api) as snapshots:
+        assert await hosts(snapshots) == ["1"]
+        await until(lambda: len(api.watches) == 1)
+
+    assert [each.watch for each in api.requests] == [False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        orjson.dumps({"type": "ERROR", "object": a_status(500)}),
+        b'{"type": "ADDED", "object": [1]}',
+        b"<html>",
+    ],
+)
+async def test_watches_that_fail_within_are_one_outage_and_all_is_listed_anew(
+    api: FakeApi, line: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tidegate_gateway")
+    api.put(engines(1))
+    # None of them lasts for long enough to count as the end of the outage.
+    pace = Pace(settled_s=PATIENT, pause_first_s=0.01, pause_most_s=0.01)
+    async with told(api, pace) as snapshots:
+        assert await hosts(snapshots) == ["1"]
+        for lists in range(1, 6):
+            await until(lambda: len(api.watches) == 1)
+            assert api.count(watch=False) == lists
+            api.say(line + b"\n")
+            await until(lambda: not api.watches)
+        await until(lambda: len(api.watches) == 1)
+        assert [each.levelname for each in caplog.records] == ["WARNING"]
+
+        # One that ends as it should is the end of it too.
+        api.end_watches()
+        await until(lambda: len(caplog.records) == 2)
+
+    assert caplog.records[1].levelname == "INFO"
+
+
+async def test_what_was_known_stands_while_the_server_refuses_lists(
     api: FakeApi, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "tidegate_gateway.discovery")
@@ -669,14 +794,18 @@ async def test_what_was_known_stands_while_the_server_refuses(
     async with told(api) as snapshots:
         assert await hosts(snapshots) == ["1"]
         await until(lambda: len(api.watches) == 1)
-        api.refusal = (503, b"<html>no upstream</html>")
-        api.refuse = {"list": 3, "watch": 1}
-        api.end_watches()
+        api.refuse["list"] = 3
         api.put(engines(2))
         assert await hosts(snapshots) == ["2"]
+        api.forget()
+        api.end_watches()
+        api.put(engines(3))
+        assert await hosts(snapshots) == ["3"]
+        await until(lambda: len(caplog.records) == 2)
 
     assert api.count(watch=False) == 5
-    assert [vars(each).get("reason") for each in caplog.records] == ["503: no message", None]
+    reasons = [vars(each).get("reason") for each in caplog.records]
+    assert reasons == ["500: as the server says it", None]
 
 
 async def test_what_was_known_stands_while_the_server_is_away(
@@ -695,8 +824,7 @@ async def test_what_was_known_stands_while_the_server_is_away(
         await api.start()
         api.put(engines(2))
         assert await further == ["2"]
-
-    assert len(caplog.records) == 2
+        await until(lambda: len(caplog.records) == 2)
 
 
 @pytest.mark.parametrize(
@@ -760,14 +888,69 @@ async def test_no_token_is_in_the_log(
     assert not any("secret" in str(vars(each)) for each in caplog.records)
 
 
-async def test_a_port_that_no_endpoint_has_is_said(
+# What is doubtful
+
+
+async def test_a_port_that_no_endpoint_has_is_said_when_it_changes(
     api: FakeApi, caplog: pytest.LogCaptureFixture
 ) -> None:
-    nameless = {"name": "", "port": 8001}
-    api.put(engines(1) | {"ports": [nameless, {"name": "http", "port": 8000}]})
+    unnamed = engines(1) | {"ports": [{"name": "", "port": 8001}, {"name": "http", "port": 8000}]}
+    api.put(engines(1))
+    async with told(api) as snapshots:
+        assert await hosts(snapshots) == ["1"]
+        await until(lambda: len(api.watches) == 1)
+        assert not caplog.records
+        for _ in range(3):
+            api.put(unnamed)
+        assert await hosts(snapshots) == []
+        api.put(engines(2))
+        assert await hosts(snapshots) == ["2"]
+        assert len(caplog.records) == 1
+        api.put(unnamed)
+        assert await hosts(snapshots) == []
+
+    for warning in caplog.records:
+        assert warning.getMessage() == "no endpoint has a port of the name that was asked for"
+        assert vars(warning)["port_name"] == "grpc"
+        assert vars(warning)["ports"] == ["", "http"]
+    assert len(caplog.records) == 2
+
+
+async def test_a_service_that_has_no_slices_is_said_once(
+    api: FakeApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with told(api) as snapshots:
+        assert await hosts(snapshots) == []
+        await until(lambda: len(api.watches) == 1)
+        api.bookmark()
+        api.put(engines(1))
+        assert await hosts(snapshots) == ["1"]
+
+    (warning,) = caplog.records
+    assert warning.getMessage() == "the Service has no EndpointSlices"
+    assert (vars(warning)["service"], vars(warning)["namespace"]) == ("engines", "models")
+
+
+async def test_a_service_without_engines_is_not_doubted(
+    api: FakeApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.put(engines())
     async with told(api) as snapshots:
         assert await hosts(snapshots) == []
 
+    assert not caplog.records
+
+
+async def test_addresses_that_are_left_out_are_said_once(
+    api: FakeApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd = slice_of("odd", *(entry(f"010.0.0.{number}") for number in range(1, 9)))
+    api.put(engines(1), odd)
+    async with told(api) as snapshots:
+        assert await hosts(snapshots) == ["1"]
+        await until(lambda: len(api.watches) == 1)
+        api.put(odd, engines(2))
+        assert await hosts(snapshots) == ["2"]
+
     (warning,) = caplog.records
-    assert vars(warning)["port_name"] == "grpc"
-    assert vars(warning)["ports"] == ["", "http"]
+    assert vars(warning)["addresses"] == [f"010.0.0.{number}" for number in range(1, 6)]

@@ -434,6 +434,21 @@ async def test_a_probe_that_is_not_answered_makes_it_longer(golden: Does) -> Non
 
 
 @in_virtual_time
+async def test_without_a_table_a_model_that_moved_while_nobody_used_it_is_found() -> None:
+    async with a_fleet(2, wanted=()) as fleet:
+        fleet.engines["e2"].serves.discard(STABLE)
+        await answering(fleet)
+        assert await answering(fleet) == {"e1"}
+        fleet.engines["e1"].serves.discard(STABLE)
+        fleet.engines["e2"].serves.add(STABLE)
+        fleet.engines["e1"].does["1"] = fails(ModelNotFound("no engine has it"))
+        await asyncio.sleep(120)
+
+        unrouted = Route(MODEL, "1", 0, pinned=False, fallback="")
+        assert await fleet.run(unrouted) == "e2:1"
+
+
+@in_virtual_time
 async def test_a_version_that_is_unloaded_is_not_probed_for_ever() -> None:
     async with a_fleet(2, rules=EJECTED) as fleet:
         engine = fleet.engines["e1"]

@@ -290,3 +290,18 @@ async def test_a_sticky_key_of_another_length_is_refused(inference: Inference, k
     assert refused.value.message == (
         f"tidegate-sticky-key: expected 1 to 256 characters, got {len(key)}"
     )
+
+
+async def test_what_clients_name_has_a_bound(engine: Engine, inference: Inference) -> None:
+    with pytest.raises(ModelNotFound) as unknown, admitted(inference, name="m" * 257):
+        pass
+    assert unknown.value.message == "a model's name: expected at most 256 characters, got 257"
+
+    with admitted(inference) as admission:
+        request = Request("m", [PIXELS], parameters={"sequence_id": "s" * 129})
+        with pytest.raises(InvalidInput) as refused:
+            await inference.infer(admission, request, Deadline.after(20))
+    assert refused.value.message == (
+        "parameter 'sequence_id': expected at most 128 characters, got 129"
+    )
+    assert engine.inferred == []

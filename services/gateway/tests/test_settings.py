@@ -68,6 +68,13 @@ OTHER = {
 }
 
 
+# What a setting does not stand without.
+WITH = {
+    "discovery.service": ["--discovery.source=kubernetes"],
+    "discovery.namespace": ["--discovery.source=kubernetes", "--discovery.service=engines"],
+}
+
+
 def test_the_defaults_are_allowed() -> None:
     given = settings.load([])
 
@@ -79,7 +86,7 @@ def test_the_defaults_are_allowed() -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_each_setting_comes_from_an_argument(name: str) -> None:
-    given = settings.load([f"--{name}={OTHER[name]}"])
+    given = settings.load([f"--{name}={OTHER[name]}", *WITH.get(name, [])])
 
     assert str(value(given, name)).removesuffix(".0") == OTHER[name]
 
@@ -90,7 +97,9 @@ def test_each_setting_comes_from_the_environment(
 ) -> None:
     monkeypatch.setenv(variable(name), OTHER[name])
 
-    assert str(value(settings.load([]), name)).removesuffix(".0") == OTHER[name]
+    given = settings.load(WITH.get(name, []))
+
+    assert str(value(given, name)).removesuffix(".0") == OTHER[name]
 
 
 def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,6 +204,11 @@ def test_a_name_with_a_unit_says_it_in_words(name: str) -> None:
             "--discovery.source=kubernetes",
             "discovery.service: expected the name of a Service, since discovery.source is "
             "kubernetes, got none",
+        ),
+        (
+            "--discovery.service=engines",
+            "discovery.source: expected kubernetes, since discovery.service or "
+            "discovery.namespace is given, got address",
         ),
         (
             "--health.error_ratio=1.5",

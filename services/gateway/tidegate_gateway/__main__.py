@@ -57,14 +57,15 @@ def main() -> int:
     try:
         given = settings.load(sys.argv[1:])
         logs.configure(given.log.level)
-        uvloop.run(_serve(given))
+        whole = uvloop.run(_serve(given))
     except _CANNOT_START as error:
         sys.stderr.write(f"tidegate_gateway cannot start:\n{error}\n")
         return 1
-    return 0
+    return 0 if whole else 1
 
 
-async def _serve(given: Settings) -> None:
+async def _serve(given: Settings) -> bool:
+    """Serve until told to leave; returns False if a part of the gateway ended by itself."""
     stop = _signals()
     async with app.opened(given) as gateway:
         # Every port is taken before any is served: a gateway starts whole or not at all.
@@ -104,6 +105,7 @@ async def _serve(given: Settings) -> None:
         admin.should_exit = True
         await admin_task
         _log.info("gone")
+        return ended == {stopping}
 
 
 def _signals() -> asyncio.Event:

@@ -23,17 +23,22 @@ class Readiness:
 
     Attributes:
         listening: the listeners for clients are open.
+        discovered: it has been heard which engines there are, be it none. Until then every request
+            would be refused, while the gateways that this one is to replace may know.
         draining: this gateway is about to leave.
     """
 
     listening: bool = False
+    discovered: bool = False
     draining: bool = False
 
     def reason_against(self) -> str:
         """Why not, or ""."""
         if self.draining:
             return "draining"
-        return "" if self.listening else "the listeners are not open yet"
+        if not self.listening:
+            return "the listeners are not open yet"
+        return "" if self.discovered else "it has not been told yet which engines there are"
 
 
 def admin_app(

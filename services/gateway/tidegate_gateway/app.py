@@ -80,7 +80,7 @@ async def opened(settings: Settings) -> AsyncIterator[Gateway]:
         table = settings.routing.table
         if table is not None:
             routes.apply(read_file(table))
-        endpoints = _endpoints(settings, routes, metrics, chance)
+        endpoints = _endpoints(settings, routes, metrics, readiness, chance)
         stack.push_async_callback(endpoints.close)
         inference = Inference(
             routes,
@@ -128,10 +128,13 @@ def _decoder(settings: Settings) -> ImageDecoder:
 
 
 def _endpoints(
-    settings: Settings, routes: Routes, metrics: Metrics, chance: Random
+    settings: Settings, routes: Routes, metrics: Metrics, readiness: Readiness, chance: Random
 ) -> Endpoints[Upstream]:
     def wanted() -> frozenset[Key]:
         return frozenset() if routes.table is None else routes.table.versions()
+
+    def discovered() -> None:
+        readiness.discovered = True
 
     endpoints = Endpoints(
         Pool(_rules(settings), chance, zone=settings.balancing.zone),
@@ -146,6 +149,7 @@ def _endpoints(
         most=settings.balancing.subset,
         first_connection_s=settings.engine.first_connection_s,
         close_after_s=settings.deadline.max_s,
+        on_discovery=discovered,
     )
     routes.on_change(lambda _: endpoints.table_changed())
     for connection in Connection:

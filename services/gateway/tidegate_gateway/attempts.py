@@ -35,6 +35,7 @@ from tidegate_gateway.errors import (
     EngineFailed,
     EngineUnavailable,
     ModelNotFound,
+    Overloaded,
     RequestError,
     VersionUnready,
 )
@@ -247,6 +248,7 @@ class _Course(Generic[E, T]):
         self._left = 1 if sequence else attempts.rules.most
         self._backoff_s = attempts.rules.backoff_s
         self._deaths = 0
+        self._refused: set[Reason] = set()
         # Addresses that have been tried for the present version.
         self._used: set[str] = set()
         self._running: list[_Attempt[E, T]] = []
@@ -298,11 +300,14 @@ class _Course(Generic[E, T]):
         """Another attempt beside those that run, if there is an engine for it and the budget; of a
         candidate's request, at the stable version, or a candidate that hangs would hang it."""
         oldest, version = self._running[0], self._fallback or self._version
+        left = self._deadline.remaining()
         usual = self._usual(oldest.key)
         late = is_late(time.monotonic() - oldest.began, usual, self._rules)
         is_hedge = self._rules.hedge and usual is not None and not late
         reason = Reason.HEDGE if is_hedge else Reason.OVERDUE
-        target = self._elsewhere(version) if self._deadline.remaining() else None
+        # One that cannot be in time would cost others of the budget for nothing.
+        needed = self._attempts.quantile((self._route.model, version), 0.5) or 0.0
+        target = self._elsewhere(version) if left > needed else None
         if target is not None and self._may(reason):
             self._turn_to(version)
             self._launch(target, reason)
@@ -487,7 +492,10 @@ class _Course(Generic[E, T]):
         return bool(self._route.fallback) and key[1] == self._route.version
 
     def _patience(self) -> float:
-        key = _QUESTIONS if self._is_question else self._key
+        if self._is_question:
+            # Others may wait for the answer, and to ask costs next to nothing.
+            return min(self._deadline.remaining() / 2, self._rules.wait_least_s)
+        key = self._key
         hedged = self._usual(key, 0.95) if self._rules.hedge else None
         return patience(self._deadline.remaining(), self._usual(key), self._rules, hedged=hedged)
 
@@ -503,8 +511,11 @@ class _Course(Generic[E, T]):
         """Whether there may be a further attempt; if so, it is counted."""
         if self._is_question or self._attempts.allows(reason, error):
             return True
-        self._attempts.metrics.attempts_refused.labels(reason.value).inc()
-        self._log("no budget for a further attempt", reason=reason.value)
+        if reason not in self._refused:
+            # Once: what is overdue asks again and again.
+            self._refused.add(reason)
+            self._attempts.metrics.attempts_refused.labels(reason.value).inc()
+            self._log("no budget for a further attempt", reason=reason.value)
         return False
 
     def _log(self, message: str, **fields: str) -> None:
@@ -535,8 +546,11 @@ def _is_final(error: RequestError) -> bool:
 
 
 def _is_versions_own(error: RequestError) -> bool:
-    """Whether another version may be better than the same one elsewhere."""
-    return isinstance(error, EngineFailed | VersionUnready | ModelNotFound)
+    """Whether another version may be better than the same one elsewhere. A deadline is the
+    version's where time is left: the engine's own limit for its queue."""
+    return isinstance(
+        error, EngineFailed | VersionUnready | ModelNotFound | Overloaded | DeadlineExceeded
+    )
 
 
 def _read(task: asyncio.Future[T]) -> None:

@@ -83,6 +83,9 @@ class Cause(StrEnum):
 _TIERS = 5
 """As many as `Peer.standing` tells apart."""
 
+_NOBODYS: Key = ("", "")
+"""Stands for every model and version that no endpoint has a record of."""
+
 _PASSIVE = frozenset({Cause.FAILURES, Cause.ERRORS, Cause.SLOW})
 """What is only concluded from requests, so that it may not take out everybody."""
 
@@ -621,6 +624,15 @@ class Pool:
         self._out.pop((peer, key), None)
         self._changed()
 
+    def keep_only(self, peer: Peer, keys: Collection[Key]) -> None:
+        """Forget what is known of other models and versions there, unless they are in flight: they
+        are not asked about any more, and may have come or gone since."""
+        for key in [key for key in peer._records if key not in keys]:
+            if not peer._records[key].running:
+                del peer._records[key]
+                self._out.pop((peer, key), None)
+                self._changed()
+
     # Who may be chosen
 
     def _has(self, peer: Peer) -> bool:
@@ -640,6 +652,9 @@ class Pool:
         return group
 
     def _sorted_group(self, key: Key) -> _Group:
+        # Names that clients invent leave nothing behind, and drive nothing out: where no endpoint
+        # has a record, all of them are alike.
+        key = key if key in self._groups else _NOBODYS
         group = self._group(key)
         if group.sorted_at != self._changes:
             group.sorted_at = self._changes

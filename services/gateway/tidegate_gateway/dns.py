@@ -65,7 +65,8 @@ def _parse_entry(entry: str) -> tuple[str, int]:
     match = _ENTRY.fullmatch(entry)
     if match is None or not 1 <= int(match["port"]) <= 65535:
         raise InvalidAddresses(
-            f"expected host:port or [host]:port with a port from 1 to 65535, got {entry!r}"
+            "engine.address: expected host:port or [host]:port with a port from 1 to 65535, "
+            f"got {entry!r}"
         )
     host = match["host"] or match["v6"]
     try:
@@ -75,7 +76,8 @@ def _parse_entry(entry: str) -> tuple[str, int]:
             ipaddress.IPv6Address(host)
     except ValueError:
         raise InvalidAddresses(
-            f"expected a host's name, an IPv4 address or an IPv6 address in brackets, got {entry!r}"
+            "engine.address: expected a host's name, an IPv4 address or an IPv6 address in "
+            f"brackets, got {entry!r}"
         ) from None
     return host, int(match["port"])
 
@@ -188,7 +190,11 @@ def _in_thread(resolve: Resolve, host: str) -> "asyncio.Future[tuple[str, ...]]"
         except Exception as error:  # noqa: BLE001 - it is raised where the answer is read
             answer.set_exception(error)
 
-    threading.Thread(target=run, name=f"lookup of {host}", daemon=True).start()
+    try:
+        threading.Thread(target=run, name=f"lookup of {host}", daemon=True).start()
+    except RuntimeError as error:
+        # The container has as many threads as it may: it says nothing about engines either.
+        answer.set_exception(error)
     return asyncio.wrap_future(answer)
 
 

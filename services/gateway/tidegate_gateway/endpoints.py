@@ -129,6 +129,7 @@ class Endpoints(Generic[E]):
         most: endpoints to connect to; 0: all.
         first_connection_s: seconds that a request waits while no connection has been tried out yet.
         close_after_s: seconds that requests in flight get when their endpoint is gone.
+        on_discovery: called whenever the source has told which endpoints there are.
     """
 
     def __init__(  # noqa: PLR0913  keywords
@@ -145,6 +146,7 @@ class Endpoints(Generic[E]):
         most: int,
         first_connection_s: float,
         close_after_s: float,
+        on_discovery: Callable[[], None] = lambda: None,
     ) -> None:
         self._pool = pool
         self._open_link = open_link
@@ -157,6 +159,7 @@ class Endpoints(Generic[E]):
         self._most = most
         self._first_connection_s = first_connection_s
         self._close_after_s = close_after_s
+        self._on_discovery = on_discovery
         self._targets: dict[str, Target[E]] = {}
         self._used: dict[Key, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -167,12 +170,10 @@ class Endpoints(Generic[E]):
 
     async def follow(self, snapshots: AsyncIterator[tuple[Endpoint, ...]]) -> None:
         """Keep to what a source tells, and probe what has to be, until cancelled."""
-        tick = self._begin(self._tick())
-        try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._tick())
             async for snapshot in snapshots:
                 self._apply(snapshot)
-        finally:
-            tick.cancel()
 
     async def close(self) -> None:
         """Close every connection and end every task."""
@@ -208,6 +209,7 @@ class Endpoints(Generic[E]):
             target.endpoint = endpoint
             target.peer.leaving = address in leaving
         self._is_discovered = True
+        self._on_discovery()
         self._tell_change()
 
     def _connect(self, endpoint: Endpoint) -> Target[E]:
@@ -260,21 +262,15 @@ class Endpoints(Generic[E]):
 
     # --- Which one ------------------------------------------------------------------------------
 
-    async def choose(
-        self, key: Key, deadline: Deadline, *, excluding: Collection[str] = (), sequence: str = ""
-    ) -> Target[E]:
-        """The endpoint for the next attempt.
-
-        Args:
-            excluding: addresses that come into question only where there is no other.
-            sequence: requests of one sequence get the same endpoint while it is there.
+    async def choose(self, key: Key, deadline: Deadline, *, sequence: str = "") -> Target[E]:
+        """The endpoint for an attempt; see `choose_now`.
 
         Raises:
-            EngineUnavailable: none is connected; at once, except in a gateway's first moments.
+            EngineUnavailable: none is connected; at once, unless a connection may be about to come.
         """
         until = deadline.earlier(self._first_connection_s)
         while True:
-            target = self.choose_now(key, excluding=excluding, sequence=sequence)
+            target = self.choose_now(key, sequence=sequence)
             if target is not None:
                 return target
             if not self._is_hopeful() or not until.remaining():
@@ -287,7 +283,12 @@ class Endpoints(Generic[E]):
     def choose_now(
         self, key: Key, *, excluding: Collection[str] = (), sequence: str = ""
     ) -> Target[E] | None:
-        """The same without waiting; None where no endpoint is connected."""
+        """The endpoint for an attempt that begins now; None where none is connected.
+
+        Args:
+            excluding: addresses that come into question only where there is no other.
+            sequence: requests of one sequence get the same endpoint while it is there.
+        """
         now = time.monotonic()
         if sequence:
             peer = self._pool.stay(key, sequence, now)
@@ -429,7 +430,9 @@ class Endpoints(Generic[E]):
         while True:
             target.stale.clear()
             if target.connection is Connection.UP:
-                await asyncio.gather(*(self._ask(target, key) for key in self._versions()))
+                versions = self._versions()
+                self._pool.keep_only(target.peer, versions)
+                await asyncio.gather(*(self._ask(target, key) for key in versions))
                 await asyncio.sleep(_ASK_PAUSE_S)
             pause = self._health.refresh_s * (1 + _JITTER * self._random.uniform(-1, 1))
             try:

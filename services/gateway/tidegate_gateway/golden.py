@@ -2,9 +2,9 @@
 
 A golden request shows that a model answers, where readiness only says that it is loaded. A model
 may bring its own, as the parameter `golden_request` of its config.pbtxt: the body of a KServe v2
-infer request as JSON. Any failure of that one counts. Where there is none, zeros are sent in the
-smallest shape that the model takes; it may well refuse these, which shows just as well that it is
-alive.
+infer request as JSON. Any failure of that one counts, but for a full queue: that is no sign of
+death. Where there is none, zeros are sent in the smallest shape that the model takes; it may well
+refuse these, which shows just as well that it is alive.
 """
 
 import math
@@ -43,15 +43,13 @@ class EngineQuestions:
         """
         model = await engine.describe(*key, deadline)
         own = model.parameters.get(PARAMETER)
-        if own is not None:
-            await engine.infer(golden(model, own), deadline)
-            return
         try:
-            await engine.infer(zeros(model), deadline)
-        except (BackendDead, ModelNotFound):
-            raise
-        except (ClientError, EngineFailed, Overloaded):
+            await engine.infer(zeros(model) if own is None else golden(model, own), deadline)
+        except Overloaded:
             return
+        except (ClientError, EngineFailed) as error:
+            if own is not None or isinstance(error, BackendDead | ModelNotFound):
+                raise
 
 
 def golden(model: Model, text: str) -> Request:

@@ -36,6 +36,10 @@ ENGINES_CHOICE = ""
 STICKY_HEADER = "tidegate-sticky-key"
 """HTTP header and gRPC metadata with a key: requests of one key get one version."""
 
+# Characters. What clients may choose freely is looked up, remembered and logged.
+_LONGEST_NAME = 256
+_LONGEST_SEQUENCE = 128
+
 LONGEST_KEY = 256
 """Characters of a sticky key. It is hashed, not kept; a longer one is a mistake."""
 
@@ -186,7 +190,8 @@ class Inference:
         self._models: Catalogue[tuple[str, str], Model] = Catalogue(
             self._describe, ttl_s=description_ttl_s, timeout_s=description_timeout_s
         )
-        self._labels: dict[tuple[str, str], tuple[Model, Sequence[str | None]]] = {}
+        # By model and version, each with the outputs that it is for.
+        self._labels: dict[tuple[str, str], tuple[Sequence[TensorSpec], Sequence[str | None]]] = {}
 
     async def close(self) -> None:
         """End what this has begun on its own."""
@@ -227,25 +232,32 @@ class Inference:
 
     async def server_ready(self, deadline: Deadline) -> bool:
         """Whether an engine can be reached and takes requests."""
+
+        async def ready(engine: Upstream, _: str, until: Deadline) -> bool:
+            return _or_elsewhere(await engine.server_ready(until))
+
         try:
-            return await self._attempts.ask(
-                _question("", ""), lambda engine, _, until: engine.server_ready(until), deadline
-            )
-        except EngineUnavailable:
+            return await self._attempts.ask(_question("", ""), ready, deadline)
+        except (EngineUnavailable, ModelNotFound):
             return False
 
     async def model_ready(self, name: str, version: str, deadline: Deadline) -> bool:
         """Whether an engine can be reached and serves that version of that model."""
         try:
             route = self._route(name, version, None)
-            return await self._attempts.ask(
-                # Of two versions it is the stable one that says how a model is.
-                _question(route.model, route.fallback or route.version),
-                lambda engine, asked, until: engine.model_ready(route.model, asked, until),
-                deadline,
-            )
-        except (EngineUnavailable, ModelNotFound):
+        except ModelNotFound:
             return False
+        # Of two versions it is the stable one that says how a model is.
+        key = route.model, route.fallback or route.version
+
+        async def ready(engine: Upstream, asked: str, until: Deadline) -> bool:
+            return _or_elsewhere(await engine.model_ready(route.model, asked, until))
+
+        try:
+            return await self._attempts.ask(_question(*key), ready, deadline)
+        except (EngineUnavailable, ModelNotFound):
+            # Not every engine has been asked just now; one of the others may be known to serve it.
+            return self._attempts.endpoints.serves(*key)
 
     async def infer(self, admission: Admission, request: Request, deadline: Deadline) -> Response:
         """The answer to `request`.
@@ -312,6 +324,10 @@ class Inference:
                 self._attempts.endpoints.forget_sequence((route.model, route.version), sequence)
 
     def _route(self, name: str, pin: str, key: str | None) -> Route:
+        if len(name) > _LONGEST_NAME:
+            raise ModelNotFound(
+                f"a model's name: expected at most {_LONGEST_NAME} characters, got {len(name)}"
+            )
         if pin != ENGINES_CHOICE and not is_version(pin):
             raise ModelNotFound(f"no engine has model {name!r} in version {pin!r}")
         return self._routes.route(name, pin, key, self._attempts.endpoints.serves)
@@ -332,14 +348,14 @@ class Inference:
         # By the version that answered, which may be another than the one that was asked.
         key = (model.name, version)
         known = self._labels.get(key)
-        if known is None or known[0] != model:
+        if known is None or known[0] != model.outputs:
             asked = replace(request, version=version)
             labels = await self._attempts.ask(
                 _question(*key),
                 lambda engine, _, until: engine.labels(asked, output, until),
                 deadline,
             )
-            known = self._labels[key] = (model, labels)
+            known = self._labels[key] = (model.outputs, labels)
         return known[1]
 
 
@@ -348,9 +364,25 @@ def _question(model: str, version: str) -> Route:
 
 
 def _sequence(request: Request) -> str:
-    """What names the sequence that `request` is part of; "" for none, as Triton has it."""
+    """What names the sequence that `request` is part of; "" for none, as Triton has it.
+
+    Raises:
+        InvalidInput: it is too long.
+    """
     name = request.parameters.get("sequence_id", 0)
+    if isinstance(name, str) and len(name) > _LONGEST_SEQUENCE:
+        raise InvalidInput(
+            f"parameter 'sequence_id': expected at most {_LONGEST_SEQUENCE} characters, "
+            f"got {len(name)}"
+        )
     return "" if name in (0, "") else str(name)
+
+
+def _or_elsewhere(is_so: bool) -> bool:
+    """Have another engine asked, if there is one, where this one says no."""
+    if not is_so:
+        raise ModelNotFound("the engine says that it is not ready")
+    return is_so
 
 
 def _scores_output(model: Model) -> TensorSpec:

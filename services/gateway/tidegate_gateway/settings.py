@@ -105,8 +105,9 @@ class EngineSettings(_Group):
     reconnect_max_s: Seconds = 1.0
     """Longest pause, in seconds, between two tries to reach an engine that is away."""
     first_connection_s: Seconds = 1.0
-    """Seconds that a request waits for the first connection to any engine, while none has failed
-    yet; later on, a request without an engine is refused at once."""
+    """Seconds that a request waits while no engine is connected but one may be about to be: it has
+    just been found, or has closed its connection in order. Where all connections have failed, it is
+    refused at once."""
     description_ttl_s: Seconds = 30.0
     """Seconds for which a model's inputs and outputs are remembered; its labels are for as long as
     these do not change."""
@@ -345,6 +346,12 @@ def _check_together(settings: Settings) -> None:
         raise InvalidSettings(
             "discovery.service: expected the name of a Service, since discovery.source is "
             "kubernetes, got none"
+        )
+    discovery = settings.discovery
+    if discovery.source == "address" and (discovery.service or discovery.namespace):
+        raise InvalidSettings(
+            "discovery.source: expected kubernetes, since discovery.service or "
+            "discovery.namespace is given, got address"
         )
     if engine.model_configs is not None and not engine.model_configs.is_dir():
         raise InvalidSettings(

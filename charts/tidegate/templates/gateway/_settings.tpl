@@ -1,10 +1,13 @@
 {{/*
-How the gateways learn of the engines: by the EndpointSlices of the chart's own, or by an address.
+How the gateways learn of the engines: by the EndpointSlices of the chart's own or of the Service that
+is given, or by an address.
 */}}
 {{- define "tidegate.discoverySource" -}}
 {{- $settings := .Values.gateway.settings -}}
+{{- $discovery := $settings.discovery | default dict -}}
 {{- $runsThem := and .Values.engine.enabled (not $settings.engine.address) -}}
-{{- ($settings.discovery | default dict).source | default (ternary "kubernetes" "address" $runsThem) -}}
+{{- $hasService := or $runsThem (ne ($discovery.service | default "") "") -}}
+{{- $discovery.source | default (ternary "kubernetes" "address" $hasService) -}}
 {{- end -}}
 
 {{/*
@@ -44,15 +47,25 @@ write 67108864 as 6.7108864e+07.
   value: {{ ternary (last .) (toJson (last .)) (kindIs "string" (last .)) | quote }}
 {{- end -}}
 
+{{/* The namespace whose EndpointSlices the gateways watch. */}}
+{{- define "tidegate.discoveryNamespace" -}}
+{{- (.Values.gateway.settings.discovery | default dict).namespace | default .Release.Namespace -}}
+{{- end -}}
+
 {{/* The settings of the group discovery, as JSON. */}}
 {{- define "tidegate.discovery" -}}
 {{- $discovery := deepCopy (.Values.gateway.settings.discovery | default dict) -}}
+{{- $reason := ternary "source is kubernetes" "service is given" (eq ($discovery.source | default "") "kubernetes") -}}
 {{- $_ := set $discovery "source" (include "tidegate.discoverySource" .) -}}
 {{- if eq $discovery.source "kubernetes" -}}
 {{- with .Values.gateway.settings.engine.address -}}
-{{- fail (printf "gateway.settings.engine.address: expected none, since gateway.settings.discovery.source is kubernetes, got %s" .) -}}
+{{- fail (printf "gateway.settings.engine.address: expected none, since gateway.settings.discovery.%s, got %s" $reason .) -}}
 {{- end -}}
 {{- if and .Values.engine.enabled (not $discovery.service) -}}
+{{- $namespace := include "tidegate.discoveryNamespace" . -}}
+{{- if ne $namespace .Release.Namespace -}}
+{{- fail (printf "gateway.settings.discovery.service: expected the Service of your engines in %s, since gateway.settings.discovery.namespace is not the release's (%s), got none" $namespace .Release.Namespace) -}}
+{{- end -}}
 {{- $_ := set $discovery "service" (include "tidegate.name" (list . "engine")) -}}
 {{- end -}}
 {{- if not $discovery.service -}}

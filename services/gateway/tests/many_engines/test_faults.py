@@ -154,7 +154,7 @@ def test_a_load_that_slows_every_engine_down_fails_nothing_and_is_not_doubled(
     attempts = attempts_by_reason(gateway, "paced")
     further = sum(attempts.values()) - attempts["first"]
     print(f"attempts: {attempts}")
-    # A tenth of a minute is what the budget is counted over: the burst is there anew in each.
+    # Ten seconds are what the budget is counted over: the burst is there anew in each.
     rules = AttemptSettings()
     bursts = math.ceil(report.elapsed_s / 10) * max(rules.budget_burst, report.peak_in_flight)
     assert further <= rules.budget_ratio * attempts["first"] + bursts
@@ -182,7 +182,7 @@ def test_without_any_engine_the_answer_is_503_at_once_and_the_first_one_back_is_
     assert infer(gateway).headers["tidegate-engine"] == engines[1].grpc_address
 
 
-def test_an_engine_that_is_new_gets_traffic_in_two_seconds(
+def test_an_engine_that_comes_up_gets_traffic_in_two_seconds(
     gateway_to: Callable[..., LocalGateway], engines: Engines, tmp_path: Path
 ) -> None:
     *old, new = engines
@@ -192,7 +192,7 @@ def test_an_engine_that_is_new_gets_traffic_in_two_seconds(
         began_s = wait_until_answering(control, [new])
         report = control.stop()
     first = min(cell.second for cell in report.cells if cell.engine == new.grpc_address)
-    print(f"the new engine answered from second {first} on, and was up at {began_s:.1f} s")
+    print(f"the engine answered from second {first} on, and was up at {began_s:.1f} s")
     prove(
         report, Expectation(requests={"json": 20}, engines=[each.grpc_address for each in engines])
     )

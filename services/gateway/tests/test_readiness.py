@@ -1,0 +1,54 @@
+"""When a gateway says that it is ready. The source of engines is a fake: a real one cannot be kept
+from answering for as long as a test likes."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import httpx
+import pytest
+
+from tidegate_gateway import app
+from tidegate_gateway.discovery import Endpoint
+from tidegate_gateway.settings import Settings
+
+WAIT_S = 20
+
+
+class Source:
+    """Tells what the test puts into `told`."""
+
+    def __init__(self) -> None:
+        self.told: asyncio.Queue[tuple[Endpoint, ...]] = asyncio.Queue()
+
+    async def snapshots(self) -> AsyncGenerator[tuple[Endpoint, ...], None]:
+        while True:
+            yield await self.told.get()
+
+
+@pytest.mark.parametrize(
+    "told", [(), (Endpoint("127.0.0.1:1", "away"),)], ids=["no engines", "an engine that is away"]
+)
+async def test_a_gateway_is_ready_once_it_has_heard_which_engines_there_are(
+    told: tuple[Endpoint, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source()
+    monkeypatch.setattr(app, "_source", lambda _: source)
+    async with app.opened(Settings()) as gateway:
+        transport = httpx.ASGITransport(gateway.admin)
+        async with httpx.AsyncClient(transport=transport, base_url="http://admin") as admin:
+            assert (await readyz(admin)) == (503, "the listeners are not open yet\n")
+            gateway.readiness.listening = True
+            unheard = "it has not been told yet which engines there are\n"
+            assert (await readyz(admin)) == (503, unheard)
+            source.told.put_nowait(told)
+            async with asyncio.timeout(WAIT_S):
+                while not gateway.readiness.discovered:  # noqa: ASYNC110 - it is no event
+                    await asyncio.sleep(0)
+            assert (await readyz(admin)) == (200, "ok\n")
+            gateway.readiness.draining = True
+            assert (await readyz(admin)) == (503, "draining\n")
+
+
+async def readyz(admin: httpx.AsyncClient) -> tuple[int, str]:
+    answer = await admin.get("/readyz")
+    return answer.status_code, answer.text
