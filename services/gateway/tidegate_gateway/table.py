@@ -34,12 +34,10 @@ class Routes:
 
     Attributes:
         table: the applied one, or None.
-        changes: how many tables have been applied.
     """
 
     def __init__(self, random: Random) -> None:
         self.table: Table | None = None
-        self.changes = 0
         self._random = random
         self._listeners: list[Callable[[Table], None]] = []
         # By model the number of requests under each revision; few revisions are in use at a time.
@@ -70,7 +68,6 @@ class Routes:
                 )
             return False
         self.table = table
-        self.changes += 1
         _log.info(
             "routing table applied",
             extra={"table_revision": table.revision, "ignored": table.ignored()},
