@@ -35,6 +35,8 @@ P = ParamSpec("P")
 MODEL = "m"
 STABLE: Key = (MODEL, "1")
 CANDIDATE: Key = (MODEL, "2")
+ROUTE = Route(MODEL, "1", 7, pinned=False, fallback="")
+"""As a table of revision 7 has it: all to the stable version."""
 
 USUAL_S = 0.01
 """Seconds that an engine takes unless told otherwise."""

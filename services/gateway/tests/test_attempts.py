@@ -32,6 +32,7 @@ from .scripted import (
     CANDIDATE,
     HANGS,
     MODEL,
+    ROUTE,
     STABLE,
     USUAL_S,
     Call,
@@ -44,7 +45,6 @@ from .scripted import (
     in_virtual_time,
 )
 
-ROUTE = Route(MODEL, "1", 7, pinned=False, fallback="")
 PINNED = Route(MODEL, "2", 7, pinned=True, fallback="")
 TRIED_OUT = Route(MODEL, "2", 7, pinned=False, fallback="1")
 NO_TABLE = Route(MODEL, "", 0, pinned=False, fallback="")

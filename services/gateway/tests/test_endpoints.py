@@ -22,6 +22,7 @@ from .scripted import (
     CANDIDATE,
     HANGS,
     MODEL,
+    ROUTE,
     STABLE,
     Does,
     Engine,
@@ -31,8 +32,6 @@ from .scripted import (
     fails,
     in_virtual_time,
 )
-
-ROUTE = Route(MODEL, "1", 7, pinned=False, fallback="")
 
 # Ejections of 5 s, 10 s and so on.
 EJECTED = Rules(ejection_s=5)
@@ -286,7 +285,7 @@ async def test_a_changed_table_is_asked_about_at_once() -> None:
         await asyncio.sleep(1.0)
 
         fleet.wanted = {STABLE, third}
-        fleet.endpoints.table_changed()
+        fleet.endpoints.ask_anew()
         await asyncio.sleep(0.1)
 
         assert fleet.version("e1", third)["serves"] is True

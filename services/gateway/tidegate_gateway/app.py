@@ -36,7 +36,7 @@ from tidegate_gateway.images import ImageDecoder
 from tidegate_gateway.inference import Inference, Upstream
 from tidegate_gateway.inference_service import InferenceServiceEngine, ModelConfigs
 from tidegate_gateway.metrics import Metrics
-from tidegate_gateway.settings import DiscoverySettings, EngineSettings, Settings
+from tidegate_gateway.settings import EngineSettings, Settings
 from tidegate_gateway.table import Routes, follow_file, read_file
 from tidegate_gateway.triton import Triton
 
@@ -151,7 +151,7 @@ def _endpoints(
         close_after_s=settings.deadline.max_s,
         on_discovery=discovered,
     )
-    routes.on_change(lambda _: endpoints.table_changed())
+    routes.on_change(lambda _: endpoints.ask_anew())
     for connection in Connection:
         counted = partial(endpoints.count, connection)
         metrics.endpoints.labels(connection.value).set_function(counted)
@@ -179,7 +179,7 @@ def _links(engine: EngineSettings) -> Callable[[Endpoint], Link[Upstream]]:
 
 
 def _source(settings: Settings) -> Source:
-    rules: DiscoverySettings = settings.discovery
+    rules = settings.discovery
     if rules.source == "kubernetes":
         return EndpointSliceSource(
             rules.service,

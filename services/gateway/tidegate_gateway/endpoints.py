@@ -186,11 +186,8 @@ class Endpoints(Generic[E]):
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(target.link.close() for target in targets))
 
-    def table_changed(self) -> None:
-        """Other versions may be wanted: ask every endpoint."""
-        self._ask_anew()
-
-    def _ask_anew(self) -> None:
+    def ask_anew(self) -> None:
+        """Ask every endpoint which versions it serves, since others may be wanted now."""
         for target in self._targets.values():
             target.stale.set()
 
@@ -358,9 +355,7 @@ class Endpoints(Generic[E]):
 
     def end_question(self, target: Target[E], ticket: Ticket) -> None:
         """A question has ended, which says nothing about a version."""
-        target.peer.end(ticket, time.monotonic(), Outcome.DROPPED)
-        if target.peer.in_flight == 0:
-            target.idle.set()
+        self._end(target, ticket, Outcome.DROPPED, time.monotonic())
 
     def end(
         self,
@@ -375,16 +370,14 @@ class Endpoints(Generic[E]):
         now = time.monotonic()
         if key not in self._used and key not in self._wanted():
             # Nobody has been asked about it: without a table, it is known by being used.
-            self._ask_anew()
+            self.ask_anew()
         self._used[key] = now
-        target.peer.end(ticket, now, outcome)
+        self._end(target, ticket, outcome, now)
         if outcome is Outcome.GOOD:
             target.answered_at = target.good_at[key] = now
         elif outcome is Outcome.LATE:
             # Of many that hang at once only some may be ejected for it; probes know no limit.
             self._probe_soon(target, key)
-        if target.peer.in_flight == 0:
-            target.idle.set()
         ejection = self._pool.judge(target.peer, key, now)
         if ejection is not None:
             self._tell_ejection(target, key, ejection)
@@ -393,6 +386,11 @@ class Endpoints(Generic[E]):
         ):
             # A version that is being tried out may be bad everywhere: no half of it has to stay.
             self.eject(target, key, Cause.FAILURES)
+
+    def _end(self, target: Target[E], ticket: Ticket, outcome: Outcome, now: float) -> None:
+        target.peer.end(ticket, now, outcome)
+        if target.peer.in_flight == 0:
+            target.idle.set()
 
     def refused(self, target: Target[E], key: Key) -> None:
         """The endpoint has said that it does not serve that version."""
@@ -410,14 +408,11 @@ class Endpoints(Generic[E]):
         self._pool.forget(key, sequence)
 
     def _tell_ejection(self, target: Target[E], key: Key, ejection: Ejection) -> None:
-        model, version = key
-        self._metrics.ejections.labels(model, ejection.cause.value).inc()
+        self._metrics.ejections.labels(key[0], ejection.cause.value).inc()
         _log.warning(
             "endpoint ejected",
             extra={
-                "endpoint": target.name,
-                "model": model,
-                "model_version": version,
+                **_named(target, key),
                 "cause": ejection.cause.value,
                 "reason": ejection.reason,
                 "seconds": round(ejection.until - time.monotonic(), 1),
@@ -460,7 +455,7 @@ class Endpoints(Generic[E]):
             target.peer.set_serves(key, serves)
             _log.info(
                 "version served" if serves else "version not served",
-                extra={"endpoint": target.name, "model": key[0], "model_version": key[1]},
+                extra=_named(target, key),
             )
 
     async def _tick(self) -> None:
@@ -508,10 +503,7 @@ class Endpoints(Generic[E]):
 
     def _failed_probe(self, target: Target[E], key: Key, why: str) -> None:
         now = time.monotonic()
-        _log.info(
-            "probe failed",
-            extra={"endpoint": target.name, "model": key[0], "model_version": key[1], "why": why},
-        )
+        _log.info("probe failed", extra={**_named(target, key), "why": why})
         self._tell_ejection(target, key, self._pool.eject(target.peer, key, Cause.PROBE, now))
 
     def _passed_probe(self, target: Target[E], key: Key) -> None:
@@ -523,7 +515,7 @@ class Endpoints(Generic[E]):
             self._pool.readmit(target.peer, key, now)
             _log.info(
                 "endpoint readmitted",
-                extra={"endpoint": target.name, "model": key[0], "model_version": key[1]},
+                extra=_named(target, key),
             )
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -536,3 +528,9 @@ class Endpoints(Generic[E]):
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("the watch of an endpoint has failed", exc_info=error)
+
+
+def _named(target: Target[Any], key: Key) -> dict[str, str]:
+    """What a log line is about: a version on an endpoint."""
+    model, version = key
+    return {"endpoint": target.name, "model": model, "model_version": version}

@@ -336,18 +336,17 @@ def load(arguments: list[str]) -> Settings:
 
 
 def _check_together(settings: Settings) -> None:
-    engine = settings.engine
+    engine, discovery = settings.engine, settings.discovery
     if engine.protocol == "inference-service" and engine.model_configs is None:
         raise InvalidSettings(
             "engine.model_configs: expected a folder with <model>/config.pbtxt, since "
             "engine.protocol is inference-service, got none"
         )
-    if settings.discovery.source == "kubernetes" and not settings.discovery.service:
+    if discovery.source == "kubernetes" and not discovery.service:
         raise InvalidSettings(
             "discovery.service: expected the name of a Service, since discovery.source is "
             "kubernetes, got none"
         )
-    discovery = settings.discovery
     if discovery.source == "address" and (discovery.service or discovery.namespace):
         raise InvalidSettings(
             "discovery.source: expected kubernetes, since discovery.service or "
