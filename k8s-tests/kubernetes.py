@@ -1,5 +1,6 @@
 """What the tests do with a cluster: kubectl, helm, and waiting. One context, named once."""
 
+import http.client
 import json
 import os
 import re
@@ -7,7 +8,7 @@ import select
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 _POLL_S = 0.2
 # Until a forwarded port listens.
 _FORWARD_S = 20.0
+# For one answer of the API server.
+_CALL_S = 30.0
 
 
 class CommandFailed(Exception):
@@ -104,11 +107,61 @@ class Kubernetes:
             finally:
                 process.kill()
 
+    @contextmanager
+    def proxied(self) -> Iterator["Api"]:
+        """The API server through a `kubectl proxy`, for what must happen the moment that it is
+        said: a kubectl takes half a second and more to start."""
+        with subprocess.Popen(
+            self.kubectl_command("proxy", "--port=0"), stdout=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                assert process.stdout is not None
+                said = process.stdout.readline()
+                found = re.search(r"127\.0\.0\.1:(\d+)", said)
+                if found is None:
+                    raise CommandFailed(f"proxy: {said.strip() or 'silence'}")
+                yield Api(int(found[1]))
+            finally:
+                process.kill()
+
     def _tool(self, name: str) -> str:
         return str(self.tools / name) if self.tools else name
 
     def _kubeconfig(self) -> list[str]:
         return [f"--kubeconfig={self.kubeconfig}"] if self.kubeconfig else []
+
+
+@dataclass(frozen=True)
+class Api:
+    """The API server at a port of this machine that asks for no credentials."""
+
+    port: int
+
+    def delete_pod(self, namespace: str, name: str, *, by_force: bool = False) -> None:
+        """Have a pod deleted; with its grace, or at once."""
+        options = {"gracePeriodSeconds": 0} if by_force else {}
+        self.call("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}", options)
+
+    def scale(self, namespace: str, stateful_set: str, replicas: int) -> None:
+        """Have another number of pods."""
+        path = f"/apis/apps/v1/namespaces/{namespace}/statefulsets/{stateful_set}/scale"
+        self.call("PATCH", path, {"spec": {"replicas": replicas}})
+
+    def call(self, method: str, path: str, body: Mapping[str, Any]) -> Any:
+        """What the API server answers; a PATCH is a merge.
+
+        Raises:
+            CommandFailed: it refuses.
+        """
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_CALL_S)
+        with closing(connection):
+            connection.request(method, path, json.dumps(body), {"Content-Type": kind})
+            answer = connection.getresponse()
+            said = answer.read()
+        if answer.status >= 300:
+            raise CommandFailed(f"{method} {path}: {answer.status} {said.decode()}")
+        return json.loads(said)
 
 
 def eventually(check: Callable[[], bool], what: str, timeout_s: float = 120) -> None:

@@ -26,6 +26,15 @@ _PHOTO = {"kind": "photo", "model": "image_classifier", "versions": ["1"],
 _TENSORS = {"model": "identity", "input": "INPUT_FP32", "output": "OUTPUT_FP32",
             "headers": {"tidegate-timeout": "3"}, "timeout_s": 6}  # fmt: skip
 _VERSION_1 = {"versions": ["1"]}
+_PACED = {"kind": "v2_grpc", "connections": 4, "model": "paced", "input": "input",
+          "output": "output", "versions": ["1", "2"],
+          "headers": {"tidegate-timeout": "9"}, "timeout_s": 12}  # fmt: skip
+
+
+def _delay(milliseconds: int) -> list[dict[str, Any]]:
+    return [{"name": "delay_ms", "datatype": "INT32", "values": [milliseconds]}]
+
+
 # Every way in, over kept and over ever new connections.
 _ROUTES: Mapping[str, Mapping[str, Any]] = {
     "photos": {**_PHOTO, "rate": 2.0},
@@ -35,15 +44,13 @@ _ROUTES: Mapping[str, Mapping[str, Any]] = {
                 "requests_per_connection": 10},
     # What keeps requests in flight at a gateway, without any work for an engine.
     "slow_photos": {**_PHOTO, "rate": 8.0, "upload_s": 5.0},
-    # What keeps requests in flight at the engines, without any work for them either: 19 of them, of
+    # What keeps requests in flight at the engines, without any work for them either: 26 of them, of
     # which most are still there when a fault has been done. One engine has room for 32.
-    "paced": {**_TENSORS, "kind": "v2_grpc", "rate": 16.0, "connections": 4, "model": "paced",
-              "input": "input", "output": "output", "versions": ["1", "2"],
-              "constants": [{"name": "delay_ms", "datatype": "INT32", "values": [1200]}],
-              "headers": {"tidegate-timeout": "9"}, "timeout_s": 12},
+    "paced": {**_PACED, "rate": 12.0, "constants": _delay(1200)},
+    "long": {**_PACED, "rate": 4.0, "constants": _delay(3000)},
 }  # fmt: skip
 AT_GATEWAYS = ("photos", "json", "grpc", "service", "slow_photos")
-AT_ENGINES = ("photos", "json", "grpc", "service", "paced")
+AT_ENGINES = ("photos", "json", "grpc", "service", "paced", "long")
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def replace(kube: Kubernetes, control: Control, called: Callable[[], str]) -> Fa
         called: what answers call it now.
     """
     victim, container = called(), kube.ready_pods(NAMESPACE, ENGINES)[ENGINE]
-    control.wait_in_flight(16)
+    control.wait_in_flight(20)
     with control.fault("delete"):
         kube.kubectl("delete", "pod", ENGINE, f"--namespace={NAMESPACE}", "--wait=false")
     eventually(
