@@ -48,6 +48,8 @@ _ROUTES: Mapping[str, Mapping[str, Any]] = {
     # which most are still there when a fault has been done. One engine has room for 32.
     "paced": {**_PACED, "rate": 12.0, "constants": _delay(1200)},
     "long": {**_PACED, "rate": 4.0, "constants": _delay(3000)},
+    # 24 more, where two engines are left at least.
+    "many": {**_PACED, "rate": 8.0, "constants": _delay(3000)},
 }  # fmt: skip
 AT_GATEWAYS = ("photos", "json", "grpc", "service", "slow_photos")
 AT_ENGINES = ("photos", "json", "grpc", "service", "paced", "long")

@@ -63,7 +63,7 @@ def test_a_rollout_of_the_engines_is_not_noticed(release: Kubernetes, kube: Kube
 def test_engines_are_added_and_taken_away(release: Kubernetes, kube: Kubernetes) -> None:
     with (
         scaled_back(kube),
-        steady_traffic(kube, AT_ENGINES) as control,
+        steady_traffic(kube, [*AT_ENGINES, "many"]) as control,
         kube.proxied() as api,
     ):
         three = kube.ready_pods(NAMESPACE, ENGINES)
@@ -71,7 +71,7 @@ def test_engines_are_added_and_taken_away(release: Kubernetes, kube: Kubernetes)
         came_at_s = await_more(kube, control, three, 2)
         five = sorted([*three, *came_at_s])
         await_answers(control, "engine", five, control.in_flight().now_s + SLOW_START_S)
-        control.wait_in_flight(IN_FLIGHT)
+        control.wait_in_flight(2 * IN_FLIGHT)
         with control.fault("to two"):
             api.scale(NAMESPACE, f"{RELEASE}-engine", 2)
         left, gone = five[:2], five[2:]
