@@ -26,6 +26,7 @@ from tidegate_gateway.balancing import Key, Pool, Rules
 from tidegate_gateway.deadline import Deadline
 from tidegate_gateway.discovery import Endpoint
 from tidegate_gateway.endpoints import Connection, Endpoints, Target
+from tidegate_gateway.loaders import Report, Silent
 from tidegate_gateway.metrics import Metrics
 from tidegate_gateway.routing import Route
 from tidegate_gateway.settings import AttemptSettings, HealthSettings
@@ -180,6 +181,22 @@ class _Questions:
         await engine.golden.do(deadline)
 
 
+class _Routing:
+    """What the table of a fleet says, in which loaders have all."""
+
+    def __init__(self, fleet: "Fleet") -> None:
+        self._fleet = fleet
+
+    def wanted(self) -> Collection[Key] | None:
+        return self._fleet.wanted or None
+
+    def is_on_trial(self, model: str, version: str) -> bool:
+        return (model, version) != STABLE
+
+    def digest(self, model: str, version: str) -> str:
+        return self._fleet.digests.get((model, version), "")
+
+
 class Fleet:
     """Scripted engines e1, e2, … behind real endpoints; made by `a_fleet`.
 
@@ -187,6 +204,10 @@ class Fleet:
         plan: what is done with the next attempts, wherever they go; then each engine does its own.
         calls: all attempts so far.
         cancelled: those that were cancelled.
+        reports: what loaders say, by their engine's name, and `report_takes_s` seconds later.
+        questions: how often each has been asked.
+        wanted: the versions of the table; none: there is no table.
+        digests: what the table says of their files.
         links: all that were ever opened, by the engine's name.
         follow: what follows the source of endpoints.
     """
@@ -203,7 +224,11 @@ class Fleet:
         connection: Connection,
         most: int,
         close_after_s: float,
+        loaders: bool,
     ) -> None:
+        self.reports: dict[str, Report | Silent] = {}
+        self.report_takes_s = 0.0
+        self.questions: dict[str, int] = defaultdict(int)
         self.plan: list[Does] = []
         self.calls: list[Call] = []
         self.cancelled: list[Call] = []
@@ -211,12 +236,13 @@ class Fleet:
         self.links: dict[str, list[Link]] = defaultdict(list)
         self.connection = connection
         self.wanted = set(wanted)
+        self.digests: dict[Key, str] = {}
         self.metrics = Metrics()
         self.endpoints = Endpoints[Engine](
             Pool(rules, Random(1)),
             open_link=self._open,
             questions=_Questions(),
-            wanted=lambda: self.wanted,
+            routing=_Routing(self),
             health=health,
             metrics=self.metrics,
             random=Random(2),
@@ -224,9 +250,19 @@ class Fleet:
             most=most,
             first_connection_s=1.0,
             close_after_s=close_after_s,
+            reports=self._report if loaders else None,
         )
         self.attempts = Attempts(self.endpoints, attempts, self.metrics)
         self.snapshots = asyncio.Queue[tuple[Endpoint, ...]]()
+
+    async def _report(self, endpoint: Endpoint) -> Report:
+        """What its loader says; one that the test says nothing of is silent."""
+        self.questions[endpoint.name] += 1
+        said = self.reports.get(endpoint.name, Silent("no answer"))
+        await asyncio.sleep(self.report_takes_s)
+        if isinstance(said, Silent):
+            raise said
+        return said
 
     async def told(self) -> AsyncIterator[tuple[Endpoint, ...]]:
         """What the source of endpoints tells."""
@@ -336,6 +372,7 @@ async def a_fleet(
     connection: Connection = Connection.UP,
     most: int = 0,
     close_after_s: float = 300.0,
+    loaders: bool = False,
 ) -> AsyncIterator[Fleet]:
     """A fleet of so many engines; at its end nothing may be in flight, and all is closed."""
     fleet = Fleet(
@@ -346,6 +383,7 @@ async def a_fleet(
         connection=connection,
         most=most,
         close_after_s=close_after_s,
+        loaders=loaders,
     )
     fleet.follow = asyncio.create_task(fleet.endpoints.follow(fleet.told()))
     await asyncio.sleep(0)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tidegate_gateway.discovery import (
     Belief,
     Endpoint,
-    Outage,
     address_of,
     announced,
     believed,
+    outage,
     usable,
 )
 
@@ -265,14 +265,14 @@ def test_an_outage_is_logged_when_it_begins_and_when_it_ends(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    outage = Outage(source="dns", host="engines")
+    lasting = outage(source="dns", host="engines")
     steps: list[Callable[[], None]] = [
-        outage.ends,
-        lambda: outage.begins("EAI_AGAIN"),
-        lambda: outage.begins("no answer"),
-        outage.ends,
-        outage.ends,
-        lambda: outage.begins("again"),
+        lasting.ends,
+        lambda: lasting.begins("EAI_AGAIN"),
+        lambda: lasting.begins("no answer"),
+        lasting.ends,
+        lasting.ends,
+        lambda: lasting.begins("again"),
     ]
     counts = []
     for step in steps:

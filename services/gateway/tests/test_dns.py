@@ -224,7 +224,7 @@ async def test_that_a_name_has_no_addresses_is_an_answer(code: int) -> None:
 async def test_an_outage_keeps_what_was_known_and_is_logged_once(
     failure: Exception, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "tidegate_gateway.discovery")
+    caplog.set_level(logging.INFO, "tidegate_table.api_server")
     names = Names(engines=["10.0.0.1"])
     async with told("engines:1", names.resolve) as snapshots:
         await addresses_in(snapshots)
@@ -276,7 +276,7 @@ async def test_what_one_name_answers_does_not_wait_for_the_other() -> None:
 async def test_a_machine_that_gives_no_more_threads_is_an_outage(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "tidegate_gateway.discovery")
+    caplog.set_level(logging.INFO, "tidegate_table.api_server")
     names = Names(engines=["10.0.0.1"])
     async with told("engines:1", names.resolve) as snapshots:
         await addresses_in(snapshots)
@@ -302,7 +302,7 @@ def no_more_threads(_: threading.Thread) -> None:
 async def test_a_lookup_that_hangs_is_an_outage_with_one_thread(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "tidegate_gateway.discovery")
+    caplog.set_level(logging.INFO, "tidegate_table.api_server")
     names = Names(engines=["10.0.0.1"], other=["10.0.1.1"])
     async with told("engines:1,other:1", names.resolve, lookup_timeout_s=0.02) as snapshots:
         while len(await addresses_in(snapshots)) < 2:

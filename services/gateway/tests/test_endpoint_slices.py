@@ -18,18 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate_gateway.discovery import Endpoint
-from tidegate_gateway.endpoint_slices import (
-    ApiFailed,
-    ApiServer,
-    EndpointSliceSource,
-    Gone,
-    NotInCluster,
-    Pace,
-    Slices,
-    in_cluster,
-    merged,
-    read,
-)
+from tidegate_gateway.endpoint_slices import EndpointSliceSource, Slices, merged, read
+from tidegate_table.api_server import ApiFailed, ApiServer, Gone, NotInCluster, Pace, in_cluster
 
 PATIENT = 20.0
 Snapshot = tuple[Endpoint, ...]
@@ -710,7 +700,7 @@ async def test_a_watch_that_has_lasted_is_followed_at_once(api: FakeApi) -> None
 async def test_nothing_is_told_before_the_first_list(
     api: FakeApi, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "tidegate_gateway.discovery")
+    caplog.set_level(logging.INFO, "tidegate_table.api_server")
     api.put(engines(1))
     api.refuse["list"] = 5
     async with told(api) as snapshots:
@@ -727,7 +717,7 @@ async def test_nothing_is_told_before_the_first_list(
 async def test_a_watch_that_is_refused_is_tried_again_without_a_list(
     api: FakeApi, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "tidegate_gateway")
+    caplog.set_level(logging.INFO, "tidegate_table")
     api.put(engines(1))
     api.refusal = (503, b"<html>no upstream</html>")
     api.refuse["watch"] = 20
@@ -765,7 +755,7 @@ async def test_a_version_that_the_server_cannot_use_is_not_asked_for_again(api: 
 async def test_watches_that_fail_within_are_one_outage_and_all_is_listed_anew(
     api: FakeApi, line: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "tidegate_gateway")
+    caplog.set_level(logging.INFO, "tidegate_table")
     api.put(engines(1))
     # None of them lasts for long enough to count as the end of the outage.
     pace = Pace(settled_s=PATIENT, pause_first_s=0.01, pause_most_s=0.01)
@@ -789,7 +779,7 @@ async def test_watches_that_fail_within_are_one_outage_and_all_is_listed_anew(
 async def test_what_was_known_stands_while_the_server_refuses_lists(
     api: FakeApi, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "tidegate_gateway.discovery")
+    caplog.set_level(logging.INFO, "tidegate_table.api_server")
     api.put(engines(1))
     async with told(api) as snapshots:
         assert await hosts(snapshots) == ["1"]
@@ -801,17 +791,19 @@ async def test_what_was_known_stands_while_the_server_refuses_lists(
         api.end_watches()
         api.put(engines(3))
         assert await hosts(snapshots) == ["3"]
-        await until(lambda: len(caplog.records) == 2)
+        await until(lambda: len(caplog.records) == 3)
 
     assert api.count(watch=False) == 5
-    reasons = [vars(each).get("reason") for each in caplog.records]
+    anew, *outage = caplog.records
+    assert anew.message == "all is listed anew"
+    reasons = [vars(each).get("reason") for each in outage]
     assert reasons == ["500: as the server says it", None]
 
 
 async def test_what_was_known_stands_while_the_server_is_away(
     api: FakeApi, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "tidegate_gateway.discovery")
+    caplog.set_level(logging.INFO, "tidegate_table.api_server")
     api.put(engines(1))
     async with told(api) as snapshots:
         assert await hosts(snapshots) == ["1"]
@@ -883,7 +875,7 @@ async def test_no_token_is_in_the_log(
         api.token = "secret"
         await first
 
-    ours = [each for each in caplog.records if each.name.startswith("tidegate_gateway")]
+    ours = [each for each in caplog.records if each.name.startswith("tidegate_table")]
     assert vars(ours[0])["reason"] == "401: Unauthorized"
     assert not any("secret" in str(vars(each)) for each in caplog.records)
 

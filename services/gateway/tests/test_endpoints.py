@@ -15,6 +15,7 @@ from tidegate_gateway.errors import (
     ModelNotFound,
     VersionUnready,
 )
+from tidegate_gateway.loaders import Said, Silent
 from tidegate_gateway.routing import Route
 from tidegate_gateway.settings import HealthSettings
 
@@ -35,6 +36,11 @@ from .scripted import (
 
 # Ejections of 5 s, 10 s and so on.
 EJECTED = Rules(ejection_s=5)
+
+# What loaders say of a version.
+FILES = "sha256:" + "1" * 64
+PROVEN = Said(is_proven=True, digest=FILES)
+UNPROVEN = Said(is_proven=False, digest=FILES)
 
 # Within a turn of what looks for probes that are due (every 0.25 s).
 TURN_S = 0.3
@@ -330,6 +336,111 @@ async def test_an_engine_that_refuses_all_the_time_is_not_asked_all_the_time() -
 
 
 @in_virtual_time
+async def test_a_version_is_served_where_its_loader_has_proven_it() -> None:
+    async with a_fleet(0, loaders=True) as fleet:
+        fleet.reports["e1"] = {STABLE: PROVEN, CANDIDATE: PROVEN}
+        # Triton would call it ready: it is loaded, and not proven.
+        fleet.reports["e2"] = {STABLE: PROVEN, CANDIDATE: UNPROVEN}
+        await fleet.announce(endpoint(1), endpoint(2))
+
+        assert fleet.version("e1", CANDIDATE)["serves"] is True
+        assert fleet.version("e2", CANDIDATE)["serves"] is False
+        assert fleet.version("e2", STABLE)["serves"] is True
+        assert not any(engine.asked for engine in fleet.engines.values())
+
+
+@in_virtual_time
+async def test_behind_a_silent_loader_stable_is_asked_of_the_engine_and_no_candidate(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with a_fleet(1, loaders=True) as fleet:
+        assert {key for _, key in fleet.engines["e1"].asked} == {STABLE}
+        assert fleet.version("e1", STABLE)["serves"] is True
+        assert fleet.version("e1", CANDIDATE)["serves"] is not True
+
+        # What was known of a candidate stands while its loader is silent once more.
+        fleet.reports["e1"] = {STABLE: PROVEN, CANDIDATE: PROVEN}
+        fleet.endpoints.ask_anew()
+        await asyncio.sleep(0.5)
+        fleet.reports["e1"] = Silent("no answer")
+        fleet.endpoints.ask_anew()
+        await asyncio.sleep(20.0)
+        assert fleet.version("e1", CANDIDATE)["serves"] is True
+        assert messages(caplog, "e1").count("loader silent") == 2
+
+
+@in_virtual_time
+async def test_a_loader_that_has_not_heard_of_a_version_says_nothing_of_it() -> None:
+    async with a_fleet(0, loaders=True) as fleet:
+        fleet.reports["e1"] = {STABLE: PROVEN}
+        await fleet.announce(endpoint(1))
+        assert fleet.version("e1", CANDIDATE)["serves"] is not True
+
+        fleet.reports["e1"] = {STABLE: PROVEN, CANDIDATE: PROVEN}
+        fleet.endpoints.ask_anew()
+        await asyncio.sleep(0.5)
+        assert fleet.version("e1", CANDIDATE)["serves"] is True
+
+
+@in_virtual_time
+async def test_a_proof_of_other_files_than_the_tables_is_none() -> None:
+    async with a_fleet(0, loaders=True) as fleet:
+        fleet.digests = {STABLE: FILES, CANDIDATE: "sha256:" + "2" * 64}
+        # Its table is an older one, in which the candidate was another upload of the version.
+        fleet.reports["e1"] = {STABLE: PROVEN, CANDIDATE: PROVEN}
+        await fleet.announce(endpoint(1))
+
+        assert fleet.version("e1", STABLE)["serves"] is True
+        assert fleet.version("e1", CANDIDATE)["serves"] is False
+
+
+@in_virtual_time
+async def test_a_proof_that_is_awaited_is_known_within_a_second_or_so() -> None:
+    async with a_fleet(0, loaders=True, health=HealthSettings(refresh_s=60)) as fleet:
+        fleet.reports["e1"] = {STABLE: PROVEN, CANDIDATE: UNPROVEN}
+        await fleet.announce(endpoint(1))
+        await asyncio.sleep(30.0)
+        began = fleet.questions["e1"]
+        await asyncio.sleep(10.0)
+        assert 6 <= fleet.questions["e1"] - began <= 11
+
+        fleet.reports["e1"] = {STABLE: PROVEN, CANDIDATE: PROVEN}
+        await asyncio.sleep(1.5)
+        assert fleet.version("e1", CANDIDATE)["serves"] is True
+
+        # And then there is no hurry.
+        began = fleet.questions["e1"]
+        await asyncio.sleep(40.0)
+        assert fleet.questions["e1"] == began
+
+
+@in_virtual_time
+async def test_a_loader_is_asked_once_for_all_versions() -> None:
+    async with a_fleet(0, loaders=True) as fleet:
+        fleet.reports["e1"] = {STABLE: PROVEN, CANDIDATE: PROVEN}
+        await fleet.announce(endpoint(1))
+
+        assert fleet.questions["e1"] == 1
+
+
+@in_virtual_time
+async def test_a_table_that_changes_while_a_loader_is_asked_is_asked_about_anew() -> None:
+    async with a_fleet(0, loaders=True, wanted=[STABLE]) as fleet:
+        fleet.report_takes_s = 2.0
+        fleet.reports["e1"] = {STABLE: PROVEN, CANDIDATE: PROVEN}
+        await fleet.announce(endpoint(1))
+
+        fleet.wanted = {STABLE, CANDIDATE}
+        fleet.endpoints.ask_anew()
+        await asyncio.sleep(2.0)
+        assert fleet.version("e1", STABLE)["serves"] is True
+        assert fleet.version("e1", CANDIDATE)["serves"] is None
+
+        await asyncio.sleep(2.3)
+        assert fleet.version("e1", CANDIDATE)["serves"] is True
+
+
+@in_virtual_time
 async def test_engines_are_asked_again_every_few_seconds_out_of_step() -> None:
     async with a_fleet(2, health=HealthSettings(refresh_s=5)) as fleet:
         await asyncio.sleep(60.0)
@@ -572,6 +683,28 @@ async def test_a_probe_out_of_time_counts_where_nothing_else_is_answered() -> No
         assert fleet.version("e1", STABLE)["ejected"] is None
         assert fleet.version("e2", STABLE)["ejected"] == "probe failed"
         assert fleet.version("e3", STABLE)["ejected"] is None
+
+
+@in_virtual_time
+async def test_a_version_that_has_left_the_table_is_not_probed() -> None:
+    """It is only unloaded once its engine has seen no request for it for a while."""
+    candidate = Route(MODEL, "2", 7, pinned=False, fallback="1")
+    async with a_fleet(1) as fleet:
+        engine = fleet.engines["e1"]
+        engine.golden = fails(BackendDead("dead"))
+        await fleet.run(candidate)
+        fleet.endpoints.eject(fleet.target("e1"), CANDIDATE, Cause.BACKEND)
+
+        fleet.wanted = {STABLE}
+        fleet.endpoints.ask_anew()
+        await asyncio.sleep(30.0)
+        assert [key for _, key in engine.probed if key == CANDIDATE] == []
+
+        # It may come back before it is forgotten, and is looked at then.
+        fleet.wanted = {STABLE, CANDIDATE}
+        fleet.endpoints.ask_anew()
+        await asyncio.sleep(TURN_S)
+        assert [key for _, key in engine.probed if key == CANDIDATE] == [CANDIDATE]
 
 
 @in_virtual_time

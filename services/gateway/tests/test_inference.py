@@ -22,10 +22,10 @@ from tidegate_gateway.images import ImageDecoder
 from tidegate_gateway.inference import Admission, Inference, Request, Response, Upstream
 from tidegate_gateway.metrics import Metrics
 from tidegate_gateway.models import ANY, Model, TensorSpec
-from tidegate_gateway.routing import parse
 from tidegate_gateway.settings import AttemptSettings, HealthSettings
 from tidegate_gateway.table import Routes
 from tidegate_gateway.tensors import Datatype, Tensor
+from tidegate_table.document import parse
 
 CLASSIFIER = Model(
     name="m",
@@ -126,7 +126,7 @@ async def inference(engine: Engine, routes: Routes) -> AsyncIterator[Inference]:
         Pool(Rules(), chance),
         open_link=lambda _: Link(engine),
         questions=EngineQuestions(),
-        wanted=lambda: routes.table.versions() if routes.table else (),
+        routing=routes,
         health=HealthSettings(),
         metrics=metrics,
         random=chance,

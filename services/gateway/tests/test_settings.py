@@ -70,6 +70,7 @@ OTHER = {
 
 # What a setting does not stand without.
 WITH = {
+    "routing.config_map": ["--routing.folder=/"],
     "discovery.service": ["--discovery.source=kubernetes"],
     "discovery.namespace": ["--discovery.source=kubernetes", "--discovery.service=engines"],
 }
@@ -220,6 +221,16 @@ def test_a_name_with_a_unit_says_it_in_words(name: str) -> None:
             "got 'perhaps'",
         ),
         (
+            "--routing.config_map=tidegate_routing",
+            "routing.config_map: String should match pattern "
+            "'^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$', got 'tidegate_routing'",
+        ),
+        (
+            "--routing.config_map=routing",
+            "routing.folder: expected a folder that exists, since routing.config_map is given, "
+            "got none",
+        ),
+        (
             "--engine.protocol=inference-service",
             "engine.model_configs: expected a folder with <model>/config.pbtxt, since "
             "engine.protocol is inference-service, got none",
@@ -283,6 +294,19 @@ def test_a_folder_has_to_be_there(tmp_path: Path) -> None:
         [f"--engine.model_configs={tmp_path}", "--engine.protocol=inference-service"]
     )
     assert given.engine.model_configs == tmp_path
+
+
+def test_a_table_comes_from_one_place(tmp_path: Path) -> None:
+    config_map = ["--routing.config_map=routing", f"--routing.folder={tmp_path}"]
+
+    assert settings.load(config_map).routing.folder == tmp_path
+    assert refusal(*config_map, "--routing.table=table.json") == (
+        "routing.table: expected none, since routing.config_map is given, got 'table.json'"
+    )
+    assert refusal(config_map[0], f"--routing.folder={tmp_path}/missing") == (
+        "routing.folder: expected a folder that exists, since routing.config_map is given, "
+        f"got '{tmp_path}/missing'"
+    )
 
 
 def test_every_bad_value_has_its_line(monkeypatch: pytest.MonkeyPatch) -> None:

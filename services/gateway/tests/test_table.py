@@ -1,14 +1,8 @@
 """Which routing table is applied, what is in use of it, and the file that it comes from."""
 
-import asyncio
 import json
 import logging
-import os
-import re
-import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager, suppress
-from pathlib import Path, PosixPath
+from contextlib import ExitStack, suppress
 from random import Random
 from typing import Any
 
@@ -17,8 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate_gateway.errors import ModelNotFound
-from tidegate_gateway.routing import InvalidTable, ModelRoutes, Route, Table
-from tidegate_gateway.table import MAX_FILE_BYTES, Routes, follow_file, read_file
+from tidegate_gateway.routing import Route
+from tidegate_gateway.table import Routes
+from tidegate_table.document import (
+    Loads,
+    ModelRoutes,
+    Phase,
+    Policy,
+    Proof,
+    Roll,
+    Table,
+    parse,
+)
 
 PATIENT_S = 20.0
 
@@ -43,6 +47,10 @@ def anywhere(model: str, version: str) -> bool:
 @pytest.fixture
 def routes() -> Routes:
     return Routes(Random(1))
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
 
 
 # What is applied
@@ -115,6 +123,36 @@ def test_chance_differs_from_request_to_request(routes: Routes) -> None:
     routes.apply(Table(1, {"m": ModelRoutes("1", {"1": 50, "2": 50})}))
 
     assert {routes.route("m", "", None, anywhere).version for _ in range(100)} == {"1", "2"}
+
+
+# What engines are to serve
+
+
+def test_what_engines_are_to_serve_is_in_the_table(routes: Routes) -> None:
+    assert routes.wanted() is None
+    assert not routes.is_on_trial("m", "2")
+    assert routes.digest("m", "2") == ""
+
+    models = {"m": ModelRoutes("1", {"1": 95, "2": 5, "3": 0}), "own": ModelRoutes("1", {"1": 100})}
+    loads = {"m": Loads("", {"1": "sha256:1", "2": ""}), "new": Loads("", {"1": ""})}
+    routes.apply(Table(4, models, loads=loads))
+
+    assert routes.wanted() == frozenset({("m", "1"), ("m", "2"), ("own", "1")})
+    assert (routes.digest("m", "1"), routes.digest("m", "2")) == ("sha256:1", "")
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "on_trial"),
+    [("m", "1", False), ("m", "2", True), ("new", "1", True), ("own", "2", False)],
+)
+def test_what_loaders_have_beside_the_stable_version_is_on_trial(
+    routes: Routes, model: str, version: str, on_trial: bool
+) -> None:
+    models = {"m": ModelRoutes("1", {"1": 95, "2": 5}), "own": ModelRoutes("1", {"1": 95, "2": 5})}
+    loads = {"m": Loads("", {"1": "", "2": ""}), "new": Loads("", {"1": ""})}
+    routes.apply(Table(4, models, loads=loads))
+
+    assert routes.is_on_trial(model, version) is on_trial
 
 
 # What is in use
@@ -203,300 +241,29 @@ def test_the_document_tells_all(routes: Routes) -> None:
             "revision": 4,
             "aliases": {"alias": "m"},
             "models": {"m": {"stable": "1", "weights": {"1": 100}}},
+            "loads": {},
         },
         "oldestInUse": {"m": 3},
     }
 
 
-# The file
-
-
-def faults_of(path: Path) -> list[str]:
-    with pytest.raises(InvalidTable) as refused:
-        read_file(path)
-    return [fault.replace(str(path), "routing.json") for fault in refused.value.faults]
-
-
-def test_a_file_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "routing.json"
-    path.write_text(text(5, stable="2"))
-
-    assert read_file(path) == Table(5, {"m": ModelRoutes("2", {"2": 100})})
-
-
-@pytest.mark.parametrize(
-    ("content", "faults"),
-    [
-        (
-            b'{"schema": 1, "models": {"m": {}, "n": {}, "m": {}, "n": {}, "n": {}}}',
-            ["expected 'm' once, got it 2 times", "expected 'n' once, got it 3 times"],
-        ),
-        (b"[]", ["the table: expected an object, got a list"]),
-        (
-            b'{"schema": 1, "revision": 0, "models": {"m": 1}}',
-            [
-                "revision: expected a whole number from 1, got 0",
-                "model 'm': expected an object, got 1",
-            ],
-        ),
-    ],
-    ids=lambda value: repr(value)[:30],
-)
-def test_a_file_that_holds_no_table_is_refused(
-    content: bytes, faults: list[str], tmp_path: Path
-) -> None:
-    path = tmp_path / "routing.json"
-    path.write_bytes(content)
-
-    assert faults_of(path) == [f"routing.json: {fault}" for fault in faults]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b'{"schema": 1', b"\xff{}", b"\xef\xbb\xbf{}", b"[NaN]", b"[-1e999]", rb'["\ud800"]'],
-    ids=repr,
-)
-def test_what_is_no_json_is_told_with_its_place(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "routing.json"
-    path.write_bytes(content)
-
-    (fault,) = faults_of(path)
-
-    assert re.fullmatch(r"routing.json: expected JSON: .+: line 1 column \d+ .*", fault), fault
-
-
-@pytest.mark.parametrize("depth", [900, 1000, 1020, 2000, 100_000])
-def test_no_nesting_is_too_deep_for_an_answer(depth: int, tmp_path: Path) -> None:
-    path = tmp_path / "routing.json"
-    path.write_text("[" * depth + "]" * depth)
-
-    assert len(faults_of(path)) == 1
-
-
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-
-    assert faults_of(tmp_path / "routing.json") == [
-        "routing.json: cannot be read: No such file or directory"
-    ]
-    assert faults_of(tmp_path) == ["routing.json: expected a file, got a folder or device"]
-    assert faults_of(pipe) == ["routing.json: expected a file, got a folder or device"]
-
-
-def test_a_file_has_a_largest_size(tmp_path: Path) -> None:
-    path = tmp_path / "routing.json"
-    path.write_text(text(1).ljust(MAX_FILE_BYTES))
-    assert read_file(path).revision == 1
-
-    path.write_text(text(1).ljust(MAX_FILE_BYTES + 1))
-    assert faults_of(path) == [f"routing.json: expected at most {MAX_FILE_BYTES} bytes, got more"]
-
-
-# Following it
-
-
-def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """The warnings so far, with the faults that they tell."""
-    return [
-        ": ".join([record.message, *vars(record).get("faults", ())])
-        for record in caplog.records
-        if record.levelno >= logging.WARNING
-    ]
-
-
-async def until(check: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENT_S):
-        while not check():  # noqa: ASYNC110 - files and logs have no event
-            await asyncio.sleep(0.005)
-
-
-class Watched(PosixPath):
-    """A path that counts how often it is looked at."""
-
-    looks = 0
-
-    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        self.looks += 1
-        return super().stat(follow_symlinks=follow_symlinks)
-
-
-@asynccontextmanager
-async def following(path: Path, routes: Routes) -> AsyncIterator[None]:
-    task = asyncio.create_task(follow_file(path, routes, interval_s=0.005))
-    try:
-        yield
-        assert not task.done()
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-
-def replace(path: Path, content: str) -> None:
-    """Writes the whole file at once, as far as a reader can see."""
-    new = path.with_suffix(".new")
-    new.write_text(content)
-    new.rename(path)
-
-
-async def looked_at_again(path: Watched) -> None:
-    """Waits for two whole looks."""
-    seen = path.looks
-    await until(lambda: path.looks >= seen + 3)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Watched:
-    return Watched(tmp_path / "routing.json")
-
-
-@pytest.fixture
-def applied(routes: Routes) -> list[int]:
-    """The revisions of the tables that are applied, in order."""
-    revisions: list[int] = []
-    routes.on_change(lambda table: revisions.append(table.revision))
-    return revisions
-
-
-async def test_each_change_of_the_file_is_applied(
-    path: Watched, routes: Routes, applied: list[int]
-) -> None:
-    path.write_text(text(1))
-    async with following(path, routes):
-        await until(lambda: routes.revision == 1)
-        await looked_at_again(path)
-        assert applied == [1]
-
-        replace(path, text(2, stable="3"))
-        await until(lambda: routes.revision == 2)
-
-    assert routes.table == Table(2, {"m": ModelRoutes("3", {"3": 100})})
-
-
-async def test_a_swap_as_the_kubelet_makes_it_is_applied(
-    tmp_path: Path, routes: Routes, caplog: pytest.LogCaptureFixture, applied: list[int]
-) -> None:
-    def publish(revision: int) -> None:
-        """A new folder, and one rename that makes ..data point to it."""
-        version = tmp_path / f"..{revision}"
-        version.mkdir()
-        (version / "routing.json").write_text(text(revision))
-        # What a comparison of times and sizes would take for the same file.
-        os.utime(version / "routing.json", ns=(10**18, 10**18))
-        (tmp_path / "..data_tmp").symlink_to(version.name)
-        (tmp_path / "..data_tmp").rename(tmp_path / "..data")
-
-    publish(1)
-    (tmp_path / "routing.json").symlink_to("..data/routing.json")
-    async with following(tmp_path / "routing.json", routes):
-        for revision in range(1, 6):
-            await until(lambda revision=revision: routes.revision == revision)  # type: ignore[misc]
-            publish(revision + 1)
-        await until(lambda: routes.revision == 6)
-
-    assert applied == [1, 2, 3, 4, 5, 6]
-    assert warnings(caplog) == []
-
-
-async def test_a_file_that_is_half_written_is_applied_when_it_is_whole(
-    path: Watched, routes: Routes, caplog: pytest.LogCaptureFixture
-) -> None:
-    path.write_text(text(1))
-    async with following(path, routes):
-        await until(lambda: routes.revision == 1)
-        with path.open("w") as file:
-            file.write(text(2)[:20])
-            file.flush()
-            await until(lambda: bool(warnings(caplog)))
-            assert routes.table == Table(1, {"m": ModelRoutes("1", {"1": 100})})
-            file.write(text(2)[20:])
-        await until(lambda: routes.revision == 2)
-
-
-async def test_a_file_that_is_gone_changes_nothing(
-    path: Watched, routes: Routes, caplog: pytest.LogCaptureFixture, applied: list[int]
-) -> None:
-    caplog.set_level(logging.INFO)
-    path.write_text(text(1))
-    gone = (
-        f"routing table: the file cannot be used: {path}: cannot be read: No such file or directory"
+def test_the_document_has_the_whole_table(routes: Routes) -> None:
+    """When the ConfigMap is gone, the operator writes it anew from what a gateway tells."""
+    proof = Proof({"inputs": []}, [{"name": "output"}], 0.5)
+    roll = Roll("1", "2", Phase.STEPPING, 1, 41)
+    loads = Loads(
+        "text", {"1": "", "2": ""}, {"2": proof}, roll, Policy("uid", "Keep"), {"later": 1}
     )
-    async with following(path, routes):
-        await until(lambda: routes.revision == 1)
-        path.unlink()
-        await until(lambda: bool(warnings(caplog)))
-        await looked_at_again(path)
-        assert routes.revision == 1
-        assert warnings(caplog) == [gone]
+    applied = Table(
+        42,
+        {"m": ModelRoutes("1", {"1": 75, "2": 25}, {"later": 2})},
+        aliases={"alias": "m"},
+        loads={"m": loads, "new": Loads("", {"1": ""})},
+        unknown={"later": 3},
+    )
+    routes.apply(applied)
 
-        replace(path, text(1))
-        await until(lambda: "can be used again" in caplog.text)
-        await looked_at_again(path)
-        assert applied == [1]
-        assert warnings(caplog) == [gone]
+    told = json.loads(json.dumps(routes.document()))
 
-        path.unlink()
-        await until(lambda: warnings(caplog) == [gone, gone])
-
-
-async def test_a_file_may_come_later(path: Watched, routes: Routes) -> None:
-    async with following(path, routes):
-        await looked_at_again(path)
-        assert routes.table is None
-        path.write_text(text(1))
-        await until(lambda: routes.revision == 1)
-
-
-async def test_each_fault_is_told_once_while_it_lasts(
-    path: Watched, routes: Routes, caplog: pytest.LogCaptureFixture
-) -> None:
-    path.write_text(text(0))
-    async with following(path, routes):
-        await until(lambda: len(warnings(caplog)) == 1)
-        await looked_at_again(path)
-        replace(path, text(1, stable="x"))
-        await until(lambda: len(warnings(caplog)) == 2)
-        await looked_at_again(path)
-
-    unusable = f"routing table: the file cannot be used: {path}: "
-    assert warnings(caplog) == [
-        f"{unusable}revision: expected a whole number from 1, got 0",
-        f"{unusable}model 'm': stable: expected a version such as '1', got 'x'",
-    ]
-    assert routes.table is None
-
-
-async def test_a_change_without_a_new_revision_is_told_once(
-    path: Watched, routes: Routes, caplog: pytest.LogCaptureFixture
-) -> None:
-    path.write_text(text(7))
-    async with following(path, routes):
-        await until(lambda: routes.revision == 7)
-        replace(path, text(7, stable="2"))
-        await until(lambda: bool(warnings(caplog)))
-        await looked_at_again(path)
-        replace(path, text(8, stable="2"))
-        await until(lambda: routes.revision == 8)
-
-    assert warnings(caplog) == [
-        "expected a routing table of a revision above 7, got 7: the change is not applied"
-    ]
-
-
-async def test_a_slow_volume_holds_nothing_up(tmp_path: Path, routes: Routes) -> None:
-    """The slow volume is a fake: a file system that stalls cannot be had without root."""
-    looking, go_on = threading.Event(), threading.Event()
-
-    class Stalled(PosixPath):
-        def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-            looking.set()
-            go_on.wait(PATIENT_S)
-            return super().stat(follow_symlinks=follow_symlinks)
-
-    (tmp_path / "routing.json").write_text(text(1))
-    async with following(Stalled(tmp_path / "routing.json"), routes):
-        await until(looking.is_set)
-        assert routes.revision == 0
-        go_on.set()
-        await until(lambda: routes.revision == 1)
+    assert parse(told["table"]) == applied
+    assert told["oldestInUse"] == {"m": 42}

@@ -17,10 +17,10 @@ from starlette.types import ASGIApp
 
 from tidegate_gateway import app, logs, settings
 from tidegate_gateway.dns import InvalidAddresses
-from tidegate_gateway.endpoint_slices import NotInCluster
 from tidegate_gateway.inference_service import InvalidModelConfigs
-from tidegate_gateway.routing import InvalidTable
 from tidegate_gateway.settings import InvalidSettings, Settings
+from tidegate_table.api_server import NotInCluster
+from tidegate_table.document import InvalidTable
 
 _log = logging.getLogger("tidegate_gateway")
 

@@ -23,12 +23,14 @@ class Readiness:
 
     Attributes:
         listening: the listeners for clients are open.
+        routed: there is a routing table, or none is to come.
         discovered: it has been heard which engines there are, be it none. Until then every request
             would be refused, while the gateways that this one is to replace may know.
         draining: this gateway is about to leave.
     """
 
     listening: bool = False
+    routed: bool = True
     discovered: bool = False
     draining: bool = False
 
@@ -38,6 +40,8 @@ class Readiness:
             return "draining"
         if not self.listening:
             return "the listeners are not open yet"
+        if not self.routed:
+            return "no routing table is applied yet"
         return "" if self.discovered else "it has not been told yet which engines there are"
 
 

@@ -25,20 +25,24 @@ from tidegate_gateway import __version__, rest, rest_v2, rpc
 from tidegate_gateway.admin import Readiness, admin_app
 from tidegate_gateway.asgi import AccessMiddleware, refuse_unrouted
 from tidegate_gateway.attempts import Attempts
-from tidegate_gateway.balancing import Key, Pool, Rules
+from tidegate_gateway.balancing import Pool, Rules
 from tidegate_gateway.channels import ChannelLink, open_channel
 from tidegate_gateway.discovery import Endpoint, Source, believed
 from tidegate_gateway.dns import AddressSource
-from tidegate_gateway.endpoint_slices import EndpointSliceSource, in_cluster
+from tidegate_gateway.endpoint_slices import EndpointSliceSource
 from tidegate_gateway.endpoints import Connection, Endpoints, Link
 from tidegate_gateway.golden import EngineQuestions
 from tidegate_gateway.images import ImageDecoder
 from tidegate_gateway.inference import Inference, Upstream
 from tidegate_gateway.inference_service import InferenceServiceEngine, ModelConfigs
+from tidegate_gateway.loaders import Loaders
 from tidegate_gateway.metrics import Metrics
-from tidegate_gateway.settings import EngineSettings, Settings
-from tidegate_gateway.table import Routes, follow_file, read_file
+from tidegate_gateway.settings import EngineSettings, RoutingSettings, Settings
+from tidegate_gateway.table import Routes
 from tidegate_gateway.triton import Triton
+from tidegate_table.api_server import in_cluster
+from tidegate_table.document import Table
+from tidegate_table.following import Store, follow_config_map, follow_file, read_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +73,20 @@ async def opened(settings: Settings) -> AsyncIterator[Gateway]:
         InvalidModelConfigs: engine.model_configs cannot be used.
         InvalidTable: routing.table cannot be used.
         InvalidAddresses: engine.address cannot be used.
-        NotInCluster: discovery.source is kubernetes, and this is no pod.
+        NotInCluster: discovery.source is kubernetes or routing.config_map is given, and this is no
+            pod.
     """
     metrics, readiness = Metrics(), Readiness()
     chance = Random()  # noqa: S311 - nothing secret
     async with AsyncExitStack() as stack:
         decoder = _decoder(settings)
         stack.callback(decoder.close)
-        routes = Routes(chance)
-        table = settings.routing.table
-        if table is not None:
-            routes.apply(read_file(table))
-        endpoints = _endpoints(settings, routes, metrics, readiness, chance)
+        routes = Routes(chance, needed=bool(settings.routing.config_map))
+        table_watch = _table_watch(settings.routing, routes, readiness)
+        loaders = _loaders(settings)
+        if loaders is not None:
+            stack.push_async_callback(loaders.close)
+        endpoints = _endpoints(settings, routes, loaders, metrics, readiness)
         stack.push_async_callback(endpoints.close)
         inference = Inference(
             routes,
@@ -93,8 +99,8 @@ async def opened(settings: Settings) -> AsyncIterator[Gateway]:
         snapshots = believed(_source(settings), empty_grace_s=settings.discovery.empty_grace_s)
         stack.push_async_callback(snapshots.aclose)
         watches = [endpoints.follow(snapshots)]
-        if table is not None:
-            watches.append(follow_file(table, routes, interval_s=settings.routing.interval_s))
+        if table_watch is not None:
+            watches.append(table_watch())
         yield Gateway(
             http=AccessMiddleware(
                 http_app(inference, settings),
@@ -127,11 +133,45 @@ def _decoder(settings: Settings) -> ImageDecoder:
     )
 
 
+def _table_watch(
+    routing: RoutingSettings, routes: Routes, readiness: Readiness
+) -> Callable[[], Coroutine[Any, Any, None]] | None:
+    """What follows the routing table; None where there is none."""
+    if routing.table is not None:
+        routes.apply(read_file(routing.table))
+        return partial(follow_file, routing.table, routes, interval_s=routing.interval_s)
+    if not routing.config_map or routing.folder is None:
+        return None
+    readiness.routed = False
+
+    def routed(_: Table) -> None:
+        readiness.routed = True
+
+    routes.on_change(routed)
+    api, store = in_cluster(os.environ), Store(routing.folder)
+    return partial(
+        follow_config_map,
+        routing.config_map,
+        routes,
+        store,
+        api=api,
+        silent_s=routing.silent_s,
+    )
+
+
+def _loaders(settings: Settings) -> Loaders | None:
+    port = settings.engine.loader_port
+    return Loaders(port, timeout_s=settings.health.ask_timeout_s) if port else None
+
+
 def _endpoints(
-    settings: Settings, routes: Routes, metrics: Metrics, readiness: Readiness, chance: Random
+    settings: Settings,
+    routes: Routes,
+    loaders: Loaders | None,
+    metrics: Metrics,
+    readiness: Readiness,
 ) -> Endpoints[Upstream]:
-    def wanted() -> frozenset[Key]:
-        return frozenset() if routes.table is None else routes.table.versions()
+    chance = Random()  # noqa: S311 - nothing secret
 
     def discovered() -> None:
         readiness.discovered = True
@@ -140,7 +180,7 @@ def _endpoints(
         Pool(_rules(settings), chance, zone=settings.balancing.zone),
         open_link=_links(settings.engine),
         questions=EngineQuestions(),
-        wanted=wanted,
+        routing=routes,
         health=settings.health,
         metrics=metrics,
         random=chance,
@@ -149,6 +189,7 @@ def _endpoints(
         most=settings.balancing.subset,
         first_connection_s=settings.engine.first_connection_s,
         close_after_s=settings.deadline.max_s,
+        reports=None if loaders is None else loaders.ask,
         on_discovery=discovered,
     )
     routes.on_change(lambda _: endpoints.ask_anew())

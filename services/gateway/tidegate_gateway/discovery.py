@@ -10,13 +10,12 @@ while.
 
 import asyncio
 import ipaddress
-import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-_log = logging.getLogger(__name__)
+from tidegate_table.api_server import Outage
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,28 +173,14 @@ async def announced(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class Outage:
-    """Whether a source is away: logged when that begins and when it ends, not in between.
+def outage(**about: str) -> Outage:
+    """What tells that a source is away, and that it is back.
 
     Args:
         **about: what the two lines tell of the source.
     """
-
-    def __init__(self, **about: str) -> None:
-        self._about = about
-        self._lasts = False
-
-    def begins(self, reason: str) -> None:
-        """It failed, for `reason`."""
-        if not self._lasts:
-            self._lasts = True
-            _log.warning(
-                "endpoints cannot be looked up; the last known ones stay",
-                extra={**self._about, "reason": reason},
-            )
-
-    def ends(self) -> None:
-        """It answered."""
-        if self._lasts:
-            self._lasts = False
-            _log.info("endpoints can be looked up again", extra=dict(self._about))
+    return Outage(
+        "endpoints cannot be looked up; the last known ones stay",
+        "endpoints can be looked up again",
+        **about,
+    )

@@ -22,7 +22,8 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from tidegate_gateway.discovery import Endpoint, Outage, address_of, announced
+from tidegate_gateway.discovery import Endpoint, address_of, announced, outage
+from tidegate_table.api_server import Outage
 
 FLOOR_S = 0.5
 """Least seconds between two lookups of a name, whatever the interval."""
@@ -145,7 +146,7 @@ class AddressSource:
     def snapshots(self) -> AsyncGenerator[tuple[Endpoint, ...], None]:
         """See `discovery.Source`. Where no entry is a name, it tells the one set and waits."""
         hosts = sorted({host for host, _ in self._ports if not _is_numeric(host)})
-        names = {host: _Name(host, Outage(source="dns", host=host)) for host in hosts}
+        names = {host: _Name(host, outage(source="dns", host=host)) for host in hosts}
         known = _Addresses(self._ports, names)
         work = [partial(self._follow, name, known.changed) for name in names.values()]
         return announced(work, known.endpoints, known.changed)

@@ -4,11 +4,13 @@ A source tells which endpoints there are. To each of them one connection is kept
 on, without any request waiting for them,
 
 - the watch of the connection: an endpoint without one gets no requests;
-- the questions which versions it serves: at once when it connects, when the table changes, when a
-  version is used that is not in the table or when it has refused one, and else every few seconds;
+- the questions which versions it serves, to its loader where it has one: at once when it connects,
+  when the table changes, when there is none and a version is used for the first time or when it has
+  refused one, and else every few seconds;
 - the golden request of each model in use, where no request has shown lately that the model answers:
   Triton calls a model ready whose backend process is dead. It is also what lets an endpoint back in
-  that was ejected.
+  that was ejected. A version that has left the table is let be: a version is only unloaded when
+  its engine has seen no request for it for a while.
 
 An engine that is slow to answer all this is not thereby unwell; only what it answers counts, or
 that it answers nothing at all. Which endpoint gets a request is decided in `balancing`.
@@ -17,7 +19,7 @@ that it answers nothing at all. Which endpoint gets a request is decided in `bal
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
@@ -33,6 +35,7 @@ from tidegate_gateway.errors import (
     RequestError,
     VersionUnready,
 )
+from tidegate_gateway.loaders import Report, Silent
 from tidegate_gateway.metrics import Metrics
 from tidegate_gateway.settings import HealthSettings
 
@@ -47,6 +50,9 @@ _TICK_S = 0.25
 # Seconds after its last request for which a version is probed, and for which engines are asked
 # about a version that no table names.
 _IN_USE_S = 60.0
+# Seconds between two questions to an engine whose loader has a wanted version still to prove: that
+# is news which may come at any moment, and nothing else tells of it.
+_AWAITED_S = 1.0
 # Seconds between two rounds of questions to one endpoint, however often it refuses.
 _ASK_PAUSE_S = 0.2
 # Share by which pauses differ, so that gateways do not ask in step.
@@ -91,6 +97,22 @@ class Questions(Protocol[E_contra]):
         ...
 
 
+class Routing(Protocol):
+    """What the routing table says of versions."""
+
+    def wanted(self) -> Collection[Key] | None:
+        """Those that requests may go to; None without a table: any."""
+        ...
+
+    def is_on_trial(self, model: str, version: str) -> bool:
+        """Whether it is only believed to serve where a loader has proven it."""
+        ...
+
+    def digest(self, model: str, version: str) -> str:
+        """That of its files; "" where the table has none."""
+        ...
+
+
 @dataclass(eq=False, slots=True)
 class Target(Generic[E]):
     """An endpoint that may be chosen."""
@@ -106,6 +128,8 @@ class Target(Generic[E]):
     # Set when what is known of its versions is out of date.
     stale: asyncio.Event = field(default_factory=asyncio.Event)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
+    # Whether its loader was, the last time.
+    is_silent: bool = False
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     # The probe that runs, by version.
     probes: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
@@ -123,12 +147,13 @@ class Endpoints(Generic[E]):
         pool: their statistics.
         open_link: connects to one.
         questions: what is asked of them.
-        wanted: the versions that they are asked about; those in use are, too.
+        routing: which versions they are asked about; those in use are, too.
         health: how often, and how long they may take.
         identity: the gateway's name, which decides its subset; any, while it is its own.
         most: endpoints to connect to; 0: all.
         first_connection_s: seconds that a request waits while no connection has been tried out yet.
         close_after_s: seconds that requests in flight get when their endpoint is gone.
+        reports: asks the loader of an endpoint; raises Silent. None: there are no loaders.
         on_discovery: called whenever the source has told which endpoints there are.
     """
 
@@ -138,7 +163,7 @@ class Endpoints(Generic[E]):
         *,
         open_link: Callable[[Endpoint], Link[E]],
         questions: Questions[E],
-        wanted: Callable[[], Iterable[Key]],
+        routing: Routing,
         health: HealthSettings,
         metrics: Metrics,
         random: Random,
@@ -146,12 +171,13 @@ class Endpoints(Generic[E]):
         most: int,
         first_connection_s: float,
         close_after_s: float,
+        reports: Callable[[Endpoint], Awaitable[Report]] | None = None,
         on_discovery: Callable[[], None] = lambda: None,
     ) -> None:
         self._pool = pool
         self._open_link = open_link
         self._questions = questions
-        self._wanted = wanted
+        self._routing = routing
         self._health = health
         self._metrics = metrics
         self._random = random
@@ -159,6 +185,7 @@ class Endpoints(Generic[E]):
         self._most = most
         self._first_connection_s = first_connection_s
         self._close_after_s = close_after_s
+        self._reports = reports
         self._on_discovery = on_discovery
         self._targets: dict[str, Target[E]] = {}
         self._used: dict[Key, float] = {}
@@ -368,7 +395,7 @@ class Endpoints(Generic[E]):
     ) -> None:
         """An attempt has ended."""
         now = time.monotonic()
-        if key not in self._used and key not in self._wanted():
+        if key not in self._used and self._routing.wanted() is None:
             # Nobody has been asked about it: without a table, it is known by being used.
             self.ask_anew()
         self._used[key] = now
@@ -427,21 +454,57 @@ class Endpoints(Generic[E]):
             if target.connection is Connection.UP:
                 versions = self._versions()
                 self._pool.keep_only(target.peer, versions)
-                await asyncio.gather(*(self._ask(target, key) for key in versions))
+                report = await self._report(target)
+                await asyncio.gather(*(self._learn(target, key, report) for key in versions))
                 await asyncio.sleep(_ASK_PAUSE_S)
-            pause = self._health.refresh_s * (1 + _JITTER * self._random.uniform(-1, 1))
+            pause = self._pause_s(target) * (1 + _JITTER * self._random.uniform(-1, 1))
             try:
                 await asyncio.wait_for(target.stale.wait(), pause)
             except TimeoutError:
                 continue
 
+    def _pause_s(self, target: Target[E]) -> float:
+        """Seconds until it is asked again, give or take, where nothing happens before."""
+        wanted = self._routing.wanted() or ()
+        if self._reports is None or all(target.peer.serves(key) for key in wanted):
+            return self._health.refresh_s
+        return min(_AWAITED_S, self._health.refresh_s)
+
     def _versions(self) -> set[Key]:
-        return {*self._wanted(), *self._in_use()}
+        return {*(self._routing.wanted() or ()), *self._in_use()}
 
     def _in_use(self) -> Iterable[Key]:
         oldest = time.monotonic() - _IN_USE_S
         self._used = {key: at for key, at in self._used.items() if at > oldest}
         return self._used
+
+    async def _report(self, target: Target[E]) -> Report | None:
+        """What the endpoint's loader says; None where it has none, or that one is silent."""
+        if self._reports is None:
+            return None
+        try:
+            report = await self._reports(target.endpoint)
+        except Silent as silent:
+            if not target.is_silent:
+                target.is_silent = True
+                _log.warning(
+                    "loader silent", extra={"endpoint": target.name, "reason": str(silent)}
+                )
+            return None
+        target.is_silent = False
+        return report
+
+    async def _learn(self, target: Target[E], key: Key, report: Report | None) -> None:
+        """Whether the endpoint serves that version, by its loader or else by the engine itself.
+
+        A version that is only being tried out is never believed to serve because it is loaded: it
+        must have been proven. Where the loader says nothing of it, what was known stands.
+        """
+        said = None if report is None else report.get(key)
+        if said is not None:
+            self._note(target, key, serves=said.serves(self._routing.digest(*key)))
+        elif self._reports is None or not self._routing.is_on_trial(*key):
+            await self._ask(target, key)
 
     async def _ask(self, target: Target[E], key: Key) -> None:
         deadline = Deadline.after(self._health.ask_timeout_s)
@@ -451,6 +514,9 @@ class Endpoints(Generic[E]):
             serves = False
         except RequestError:
             return
+        self._note(target, key, serves=serves)
+
+    def _note(self, target: Target[E], key: Key, *, serves: bool) -> None:
         if target.peer.serves(key) is not serves:
             target.peer.set_serves(key, serves)
             _log.info(
@@ -480,7 +546,10 @@ class Endpoints(Generic[E]):
         )
 
     def _probe_soon(self, target: Target[E], key: Key) -> None:
-        if key not in target.probes and target.connection is Connection.UP:
+        if key in target.probes or target.connection is not Connection.UP:
+            return
+        wanted = self._routing.wanted()
+        if wanted is None or key in wanted:
             target.probes[key] = task = self._begin(self._probe(target, key))
             task.add_done_callback(lambda _: target.probes.pop(key))
 

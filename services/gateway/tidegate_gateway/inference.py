@@ -24,9 +24,10 @@ from tidegate_gateway.deadline import Deadline
 from tidegate_gateway.errors import EngineFailed, EngineUnavailable, InvalidInput, ModelNotFound
 from tidegate_gateway.images import ImageContract, ImageDecoder
 from tidegate_gateway.models import Model, TensorSpec, check_inputs, check_outputs
-from tidegate_gateway.routing import Route, is_version
+from tidegate_gateway.routing import Route
 from tidegate_gateway.table import Routes
 from tidegate_gateway.tensors import Tensor, to_array
+from tidegate_table.document import is_version
 
 Parameter = bool | int | str | float
 

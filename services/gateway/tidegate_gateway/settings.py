@@ -108,6 +108,9 @@ class EngineSettings(_Group):
     """Seconds that a request waits while no engine is connected but one may be about to be: it has
     just been found, or has closed its connection in order. Where all connections have failed, it is
     refused at once."""
+    loader_port: Port = 0
+    """Port of the engines' loaders, whose GET /status tells which versions they have proven. 0:
+    they have none, and are asked themselves which versions they serve."""
     description_ttl_s: Seconds = 30.0
     """Seconds for which a model's inputs and outputs are remembered; its labels are for as long as
     these do not change."""
@@ -146,6 +149,16 @@ class RoutingSettings(_Group):
     version of a request that names none."""
     interval_s: Seconds = 1.0
     """Seconds between two looks at the file."""
+    config_map: str = Field(default="", pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$")
+    """On Kubernetes, in place of routing.table: the ConfigMap with the routing table, in the
+    gateway's own namespace, which its service account must be allowed to get, list and watch. The
+    gateway is not ready before it has a table."""
+    folder: Path | None = None
+    """For routing.config_map: the folder of a volume that outlives the container. The applied table
+    is kept there for a restart while the API server is away."""
+    silent_s: Seconds = 5.0
+    """For routing.config_map: seconds that the API server has at the start before the kept table is
+    used."""
 
 
 class BalancingSettings(_Group):
@@ -192,7 +205,8 @@ class HealthSettings(_Group):
     ejection_most_s: Seconds = 60.0
     """Longest ejection, in seconds."""
     refresh_s: Seconds = 5.0
-    """Seconds between two questions to an engine which versions it serves."""
+    """Seconds between two questions to an engine, or its loader, which versions it serves; 1 s at
+    most while a loader has one still to prove."""
     ask_timeout_s: Seconds = 5.0
     """Seconds that it has to answer; one that does not is not thereby unwell."""
     probe_interval_s: Seconds = 5.0
@@ -336,7 +350,17 @@ def load(arguments: list[str]) -> Settings:
 
 
 def _check_together(settings: Settings) -> None:
-    engine, discovery = settings.engine, settings.discovery
+    engine, discovery, routing = settings.engine, settings.discovery, settings.routing
+    if routing.table is not None and routing.config_map:
+        raise InvalidSettings(
+            "routing.table: expected none, since routing.config_map is given, "
+            f"got {str(routing.table)!r}"
+        )
+    if routing.config_map and (routing.folder is None or not routing.folder.is_dir()):
+        raise InvalidSettings(
+            "routing.folder: expected a folder that exists, since routing.config_map is given, "
+            f"got {'none' if routing.folder is None else repr(str(routing.folder))}"
+        )
     if engine.protocol == "inference-service" and engine.model_configs is None:
         raise InvalidSettings(
             "engine.model_configs: expected a folder with <model>/config.pbtxt, since "

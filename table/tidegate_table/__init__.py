@@ -1,0 +1,1 @@
+"""The routing table: what it says, and how gateways, loaders and the operator follow it."""
