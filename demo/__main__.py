@@ -1,8 +1,9 @@
-"""Starts a real Triton and the gateway, classifies three photos, and stays until Ctrl-C."""
+"""Starts a real Triton, its loader and the gateway, classifies three photos, stays until Ctrl-C."""
 
 import argparse
 import contextlib
 import json
+import secrets
 import shutil
 import signal
 import socket
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tidegate_engine.artefacts import artefact_path, default_cache
-from tidegate_engine.local import EngineError, LocalEngine
+from tidegate_engine.local import EngineError, LocalEngine, LocalLoader, make_repository
 from tidegate_gateway.local import GatewayError, LocalGateway
 
 ROOT = Path(__file__).parents[1]
@@ -23,6 +24,9 @@ PHOTOS = ("chelsea.png", "coffee.png", "camera.png")
 MODEL = "image_classifier"
 # The second one is for trying tensors as JSON, as docs/api.md shows.
 MODELS = (MODEL, "identity")
+VERSION = "1"
+# What is to be loaded, and what requests go to: the loader and the gateway follow this file.
+TABLE = RUN / "table.json"
 
 # Seconds. Triton is started with flags that allow it; see the gateway's setting.
 KEEPALIVE_S = 10
@@ -41,10 +45,10 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
-        with _running(arguments) as (engine, gateway):
+        with _running(arguments) as (engine, loader, gateway):
             _classify_photos(gateway.http_url)
             if not arguments.once:
-                _stay(engine, gateway)
+                _stay(engine, loader, gateway)
     except KeyboardInterrupt:
         print("\nStopped.")
     except (DemoError, EngineError, GatewayError) as error:
@@ -66,23 +70,46 @@ def _interrupt(_number: int, _frame: object) -> None:
 
 
 @contextlib.contextmanager
-def _running(arguments: argparse.Namespace) -> Iterator[tuple[LocalEngine, LocalGateway]]:
+def _running(
+    arguments: argparse.Namespace,
+) -> Iterator[tuple[LocalEngine, LocalLoader, LocalGateway]]:
     for name in ("http", "grpc", "admin"):
         _check_free(name, getattr(arguments, f"{name}_port"))
     with contextlib.ExitStack() as stack:
         with _step("Starting Triton"):
-            engine = stack.enter_context(LocalEngine(MODELS))
+            make_repository(RUN / "repository", MODELS)
+            engine = stack.enter_context(LocalEngine(repository_key=secrets.token_hex()))
+        _write_table()
+        loader = LocalLoader(
+            engine,
+            RUN / "repository",
+            RUN / "loader.log",
+            arguments=[f"--table.file={TABLE}"],
+        )
+        with _step("Loading the models"):
+            stack.enter_context(loader)
+            loader.wait_ready(PATIENCE_S)
         gateway = LocalGateway(
             engine.grpc_address,
             RUN / "gateway.log",
             http_port=arguments.http_port,
             grpc_port=arguments.grpc_port,
             admin_port=arguments.admin_port,
-            arguments=[f"--engine.keepalive_s={KEEPALIVE_S}"],
+            arguments=[f"--engine.keepalive_s={KEEPALIVE_S}", f"--routing.table={TABLE}"],
         )
         with _step("Starting the gateway"):
             stack.enter_context(gateway)
-        yield engine, gateway
+        yield engine, loader, gateway
+
+
+def _write_table() -> None:
+    table = {
+        "schema": 1,
+        "revision": 1,
+        "models": {model: {"stable": VERSION} for model in MODELS},
+        "loads": {model: {"versions": {VERSION: {"digest": ""}}} for model in MODELS},
+    }
+    TABLE.write_text(json.dumps(table, indent=2))
 
 
 @contextlib.contextmanager
@@ -142,7 +169,7 @@ def _classify(url: str, photo: Path) -> dict[str, object]:
         raise DemoError(f"POST /predict failed: {error}; its log is {RUN}/gateway.log") from None
 
 
-def _stay(engine: LocalEngine, gateway: LocalGateway) -> None:
+def _stay(engine: LocalEngine, loader: LocalLoader, gateway: LocalGateway) -> None:
     photo = (RUN / PHOTOS[0]).relative_to(ROOT)
     print(
         f"""
@@ -150,6 +177,7 @@ def _stay(engine: LocalEngine, gateway: LocalGateway) -> None:
   gRPC    {gateway.grpc_address}
   admin   {gateway.admin_url}   (/readyz, /metrics)
   Triton  {engine.grpc_address}
+  loader  http://{loader.address}   (/status: what Triton has loaded)
 
 Try it from another terminal:
   curl -F file=@{photo} '{gateway.http_url}/predict?top=3'
@@ -158,10 +186,14 @@ Try it from another terminal:
 Ctrl-C stops everything.""",
         flush=True,
     )
-    while engine.running and gateway.poll() is None:
+    while engine.running and loader.running and gateway.poll() is None:
         time.sleep(0.2)
-    ended = "Triton" if not engine.running else "the gateway"
-    raise DemoError(f"{ended} has ended by itself; see {engine.log_path} and {gateway.log_path}")
+    running = {"Triton": engine.running, "the loader": loader.running}
+    ended = next((name for name, runs in running.items() if not runs), "the gateway")
+    raise DemoError(
+        f"{ended} has ended by itself; see {engine.log_path}, {loader.log_path} and "
+        f"{gateway.log_path}"
+    )
 
 
 if __name__ == "__main__":

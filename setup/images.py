@@ -57,11 +57,13 @@ IMAGES = {
         Image("gateway", "services/gateway/Dockerfile"),
         Image("triton-cpu", "services/triton/Dockerfile.cpu"),
         Image("triton", "services/triton/Dockerfile"),
+        Image("loader", "services/triton/Dockerfile.loader"),
+        Image("operator", "operator/Dockerfile"),
         Image("traffic", "k8s-tests/traffic/Dockerfile"),
     )
 }
 # NVIDIA's image is 20 GB and of no use without a GPU: built only by name.
-DEFAULT = ("gateway", "triton-cpu", "traffic")
+DEFAULT = ("gateway", "triton-cpu", "loader", "operator", "traffic")
 
 
 class Docker:

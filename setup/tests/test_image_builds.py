@@ -32,7 +32,8 @@ def test_what_is_pinned_by_hand_is_what_the_lock_file_has() -> None:
 def test_an_unknown_image_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert images.main(["gatway"]) == 1
     assert capsys.readouterr().err == (
-        "images: expected images of gateway, triton-cpu, triton, traffic, got gatway\n"
+        "images: expected images of gateway, triton-cpu, triton, loader, operator, traffic, "
+        "got gatway\n"
     )
 
 

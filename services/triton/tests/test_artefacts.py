@@ -244,6 +244,7 @@ def test_a_repository_is_whole_compiled_and_linked_to_the_cache(
         "repeat",
         "resnet50_cpp",
         "slow",
+        "versioned",
     }
     for folder in models.values():
         assert (folder / "config.pbtxt").is_file()
@@ -307,7 +308,8 @@ def test_an_unknown_model_is_one_sentence(cache: Path, tmp_path: Path) -> None:
     assert assembled.returncode == 1
     assert assembled.stderr.startswith("There is no model 'resnet' in ")
     assert assembled.stderr.endswith("; there are batching, fragile, identity, image_classifier, "
-                                     "paced, raising, repeat, resnet50_cpp, slow.\n")  # fmt: skip
+                                     "paced, raising, repeat, resnet50_cpp, slow, "
+                                     "versioned.\n")  # fmt: skip
     assert not target.exists()
 
 

@@ -28,6 +28,9 @@ _SHARED: Mapping[str, Mapping[str, str]] = {
     },
     "resnet50_cpp": {"1/model.py": "onnx_classifier.py"},
     "paced": {"2/model.py": "paced/1/model.py"},
+    "versioned": {
+        f"{version}/model.py": "versioned.py" for version in (1, 2, 3, 4, *range(11, 21))
+    },
 }
 # Model → path in its folder → artefact.
 _ARTEFACTS: Mapping[str, Mapping[str, str]] = {

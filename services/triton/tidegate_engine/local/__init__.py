@@ -7,11 +7,14 @@ whatever happens to the process that asked for it:
     with LocalEngine(["image_classifier"]) as engine:
         print(engine.grpc_address)
 
+`LocalLoader` runs the loader of one beside it, which then loads what a routing table says.
+
 Standard library only, so that the demo, the tests and the benchmarks can use it from any
 environment. `python -m tidegate_engine.local --model NAME` runs one in the foreground.
 """
 
-from tidegate_engine.local.engine import LocalEngine
+from tidegate_engine.local.engine import LocalEngine, make_repository
 from tidegate_engine.local.errors import EngineError
+from tidegate_engine.local.loader import LocalLoader
 
-__all__ = ["EngineError", "LocalEngine"]
+__all__ = ["EngineError", "LocalEngine", "LocalLoader", "make_repository"]

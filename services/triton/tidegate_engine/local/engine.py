@@ -42,6 +42,8 @@ class LocalEngine:
             Others can be loaded later through Triton's repository API (explicit model control).
         repository: a Triton model repository. None: one is made for this engine, with `models` in
             it, from the project's own models and their artefacts.
+        repository_key: who loads and unloads models has to send it as the header `tidegate-key`.
+            Empty: everybody may.
         grpc_port, http_port, metrics_port: 0 means one that is free, kept over restarts.
         directory: where the log and the files that Triton runs from go. None: a new one in the
             clone's `.run/engines`, of which the latest few are kept.
@@ -55,6 +57,7 @@ class LocalEngine:
         models: Sequence[str] = (),
         *,
         repository: Path | None = None,
+        repository_key: str = "",
         grpc_port: int = 0,
         http_port: int = 0,
         metrics_port: int = 0,
@@ -65,6 +68,7 @@ class LocalEngine:
         self._prefix = f"tidegate-{uuid.uuid4().hex[:12]}"
         self._models = tuple(models)
         self._repository = repository
+        self.repository_key = repository_key
         self._wanted_ports = ports.Ports(grpc_port, http_port, metrics_port)
         self._directory = (directory or RUNS / self._prefix).absolute()
         self._environment_path = environments.location(environment)
@@ -202,6 +206,11 @@ class LocalEngine:
         return f"{ports.HOST}:{self._settled_ports().metrics}"
 
     @property
+    def repository(self) -> Path:
+        """The model repository that it loads from."""
+        return (self._repository or self._directory / "models").absolute()
+
+    @property
     def log_path(self) -> Path:
         """The file that Triton and its models write to; it stays, and restarts append to it."""
         return self._log.path
@@ -275,7 +284,7 @@ class LocalEngine:
             link.unlink(missing_ok=True)
             link.symlink_to(self._repository.absolute())
         elif self._models:
-            _make_repository(environment, link, self._models)
+            _assemble(environment, link, self._models)
         else:
             link.mkdir(exist_ok=True)
 
@@ -313,8 +322,15 @@ class LocalEngine:
             # each 300 s and closes the connection of a client that does it more often.
             "--grpc-http2-min-recv-ping-interval-without-data=5000",
             "--grpc-keepalive-permit-without-calls=1",
+            *self._restrictions(),
             *self._triton_args,
         ]
+
+    def _restrictions(self) -> list[str]:
+        if not self.repository_key:
+            return []
+        restricted = f"model-repository:tidegate-key={self.repository_key}"
+        return [f"--http-restricted-api={restricted}", f"--grpc-restricted-protocol={restricted}"]
 
     def _wait_serving(
         self, triton: guarded.GuardedTriton, chosen: ports.Ports, deadline: float
@@ -351,13 +367,28 @@ class LocalEngine:
         return self._ports
 
 
-def _make_repository(
+def make_repository(
+    repository: Path, models: Sequence[str], environment: Path | None = None
+) -> None:
+    """Put the project's own models of these names into a model repository, artefacts and all.
+
+    What the building says is passed on to our standard error as it comes: the first time takes
+    long.
+
+    Args:
+        repository: the folder; made when it is missing, and other models in it are left alone.
+        models: their names.
+        environment: as `LocalEngine` has it.
+
+    Raises:
+        EngineError: the engine environment is missing, or a model cannot be built.
+    """
+    _assemble(environments.probe(environments.location(environment)), repository, models)
+
+
+def _assemble(
     environment: environments.Environment, repository: Path, models: Sequence[str]
 ) -> None:
-    """Have the engine environment build what is missing and put a repository together.
-
-    What that says is passed on to our standard error as it comes: the first time takes long.
-    """
     command = [str(environment.path / "bin" / "python"), "-m", "tidegate_engine.artefacts"]
     command += ["--repository", str(repository)]
     for model in models:
