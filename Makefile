@@ -1,7 +1,7 @@
 # Every target has a sentence for `make help`. Long steps say what they do.
 .DEFAULT_GOAL := help
 .PHONY: help demo setup test soak bench-balance bench-simulation check format generate images \
-  cluster-deps cluster cluster-down e2e clean
+  cluster-deps cluster cluster-down e2e e2e-full clean
 
 HTTP_PORT ?= 8080
 GRPC_PORT ?= 8081
@@ -10,12 +10,12 @@ PYTHON ?= python3
 # What needs no packages but Python 3.11 or newer.
 PYTHON311 ?= $(firstword $(wildcard $(CURDIR)/.venv/bin/python) $(PYTHON))
 TESTS ?=
-DOCKERFILES := $(wildcard services/*/Dockerfile* k8s-tests/*/Dockerfile)
+DOCKERFILES := $(wildcard services/*/Dockerfile* operator/Dockerfile k8s-tests/*/Dockerfile)
 
 help: ## Lists the targets.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: ## Starts a real Triton and the gateway, classifies three photos, stays until Ctrl-C (ONCE=1: ends).
+demo: ## Starts a real Triton, its loader and the gateway, classifies three photos, stays until Ctrl-C (ONCE=1: ends).
 	@$(PYTHON) setup/environments.py demo
 	@exec .venvs/demo/bin/python -m demo $(if $(ONCE),--once) \
 	  --http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --admin-port $(ADMIN_PORT)
@@ -68,6 +68,9 @@ cluster-down: ## Takes the test cluster away, whatever is left of it.
 
 e2e: setup ## Runs the tests on a cluster: that of `make cluster`, or CONTEXT=name of yours.
 	@REQUIRE_ALL=$(if $(CONTEXT),,1) .venv/bin/python -m pytest k8s-tests $(TESTS)
+
+e2e-full: setup ## The rolls on the test cluster with every fault in every phase (ROLL_SEED=n: in that order).
+	@REQUIRE_ALL=1 E2E_FULL=1 .venv/bin/python -m pytest k8s-tests $(or $(TESTS),-k rolls)
 
 clean: ## Removes what was set up and built inside this folder.
 	rm -rf .venv .venvs .run .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

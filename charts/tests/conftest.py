@@ -18,6 +18,7 @@ from node.parts import cache_folder
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "tidegate"
+WITHOUT_OPERATOR = Path(__file__).parent / "without-operator.yaml"
 
 KUBECONFORM = "github.com/yannh/kubeconform/cmd/kubeconform@v0.8.0"
 # Names the version of Kubernetes that the test cluster runs.
@@ -55,7 +56,8 @@ def run_helm(tmp_path_factory: pytest.TempPathFactory) -> RunHelm:
 
 @pytest.fixture(scope="session")
 def render(run_helm: RunHelm) -> Render:
-    """The objects that the chart makes with further arguments for `helm template`."""
+    """The objects that the chart makes with further arguments for `helm template`; with the
+    operator only where a test says so."""
 
     @functools.cache
     def template(release: str, chart: Path, arguments: tuple[str | Path, ...]) -> list[Manifest]:
@@ -64,9 +66,13 @@ def render(run_helm: RunHelm) -> Render:
         return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
 
     def manifests(
-        *arguments: str | Path, release: str = "tidegate", chart: Path = CHART
+        *arguments: str | Path,
+        release: str = "tidegate",
+        chart: Path = CHART,
+        operated: bool = False,
     ) -> list[Manifest]:
-        return copy.deepcopy(template(release, chart, arguments))
+        mode = () if operated else ("--values", WITHOUT_OPERATOR)
+        return copy.deepcopy(template(release, chart, (*mode, *arguments)))
 
     return manifests
 
@@ -83,6 +89,7 @@ def strictly_valid(
     )
     swagger = Path(module["Dir"]) / "api" / "openapi-spec" / "swagger.json"
     _output(sys.executable, ROOT / "charts" / "strict_schemas.py", swagger, schemas)
+    (schemas / "modelrollout-tidegate-v1alpha1.json").write_text(json.dumps(_own_schema()))
 
     def check(manifests: list[Manifest]) -> None:
         done = subprocess.run(
@@ -101,6 +108,23 @@ def strictly_valid(
         assert f"Valid: {len(manifests)}," in done.stdout
 
     return check
+
+
+def _own_schema() -> dict[str, Any]:
+    """What the chart's own resource may hold, as strictly as the others."""
+    text = (CHART / "crds" / "modelrollouts.yaml").read_text()
+    (version,) = yaml.safe_load(text)["spec"]["versions"]
+    return _closed(version["schema"]["openAPIV3Schema"])
+
+
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    closed = dict(schema)
+    if "properties" in schema:
+        closed["properties"] = {k: _closed(v) for k, v in schema["properties"].items()}
+        closed["additionalProperties"] = False
+    if "items" in schema:
+        closed["items"] = _closed(schema["items"])
+    return closed
 
 
 def _kubeconform() -> Path:

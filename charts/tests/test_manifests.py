@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tidegate_gateway import routing, settings
+from tidegate_gateway import settings
+from tidegate_table import document
 
 CHART = Path(__file__).parents[1] / "tidegate"
+WITHOUT_OPERATOR = Path(__file__).parent / "without-operator.yaml"
 VALUES_FILES = sorted(path.name for path in CHART.glob("values*.yaml"))
 
 Manifest = dict[str, Any]
@@ -70,9 +72,14 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def manifests(
     request: pytest.FixtureRequest, render: Render, everything: Path
 ) -> list[dict[str, Any]]:
-    """The objects of one values file."""
-    path = everything if request.param == "everything" else CHART / request.param
-    return render("--values", path)
+    """The objects of one values file, without the operator."""
+    return render(*values_words(request.param, everything))
+
+
+def values_words(name: str, everything: Path) -> tuple[str | Path, ...]:
+    if name == "values.yaml":
+        return ()  # Helm reads it anyway
+    return ("--values", everything if name == "everything" else CHART / name)
 
 
 @pytest.mark.parametrize("values", VALUES_FILES)
@@ -186,7 +193,8 @@ def test_what_cannot_be_changed_in_a_cluster_is_as_in_chart_0_1_0(
     about = yaml.safe_load((chart / "Chart.yaml").read_text())
     (chart / "Chart.yaml").write_text(yaml.safe_dump(about | {"version": "7.8.9-rc.1+built"}))
 
-    manifests = render("--values", chart / values, chart=chart)
+    words = () if values == "values.yaml" else ("--values", chart / values)
+    manifests = render(*words, chart=chart)
 
     deployment = one(manifests, "Deployment", "tidegate-gateway")["spec"]
     assert deployment["selector"] == selector("gateway")
@@ -372,7 +380,8 @@ def test_prometheus_annotations_are_there_on_demand(render: Render) -> None:
 def test_notes_name_what_is_there(run_helm: Any) -> None:
     done = run_helm(
         *("install", "blue", CHART, "--namespace=shop", "--dry-run=client"),
-        *("--set", "gateway.service.httpPort=80,engine.models={resnet50_cpp}"),
+        *("--set", "gateway.service.httpPort=80,rollouts.image_classifier=null"),
+        "--set=rollouts.resnet50_cpp.version=1",
     )
     assert done.returncode == 0, done.stderr
     manifest, _, notes = done.stdout.partition("NOTES:")
@@ -542,7 +551,7 @@ def test_the_table_is_as_the_gateway_takes_it(render: Render, everything: Path) 
         },
         "aliases": {"classifier": "image_classifier"},
     }
-    taken = routing.parse(json.loads(text))
+    taken = document.parse(json.loads(text))
     assert taken.revision == 7
     assert taken.models["resnet50_cpp"].weights == {"3": 100}
 
@@ -579,7 +588,10 @@ def test_a_changed_table_restarts_no_pod(render: Render) -> None:
 
 def test_the_revision_is_the_releases_unless_it_is_given(run_helm: Any) -> None:
     def revision(*arguments: str) -> int:
-        done = run_helm("template", "tidegate", CHART, WITH_TABLE, "--is-upgrade", *arguments)
+        done = run_helm(
+            *("template", "tidegate", CHART, "--values", WITHOUT_OPERATOR),
+            *(WITH_TABLE, "--is-upgrade", *arguments),
+        )
         assert done.returncode == 0, done.stderr
         manifests = [*yaml.safe_load_all(done.stdout)]
         text = one(manifests, "ConfigMap", "tidegate-table")["data"]["table.json"]

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 CHART = Path(__file__).parents[1] / "tidegate"
+WITHOUT_OPERATOR = Path(__file__).parent / "without-operator.yaml"
 GENERATE = runpy.run_path(str(CHART.parent / "generate.py"))
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES_TEXT = (CHART / "values.yaml").read_text()
@@ -48,7 +49,7 @@ def test_schema_and_values_have_the_same_members() -> None:
     in_values = {path for path in _paths(values) if not path.startswith("gateway.settings.")}
     in_schema = {*_properties(SCHEMA, "")} - {"global", "engine.updateStrategy.rollingUpdate"}
     optional = {path for path in in_schema if path.startswith("gateway.settings.")}
-    partly = re.compile(r"\.(resources|updateStrategy\.rollingUpdate|affinity)\.")
+    partly = re.compile(r"\.(resources|updateStrategy\.rollingUpdate|affinity)\.|^rollouts\.")
 
     def judged(paths: set[str]) -> set[str]:
         return {path for path in paths if not partly.search(path)}
@@ -87,6 +88,29 @@ def test_the_readme_has_the_values() -> None:
         ("gateway.settings.drain=null", "at '/gateway/settings': missing property 'drain'"),
         ("engine.gpu.count=half", "at '/engine/gpu/count': got string, want integer"),
         ("engine.models=null", "at '/engine': missing property 'models'"),
+        (
+            "engine.models={identity}",
+            "engine.models: expected none, since operator.enabled: `rollouts` says which versions "
+            'serve, got ["identity"]',
+        ),
+        (
+            "operator.enabled=false",
+            "engine.models: expected the models that each engine loads, since operator.enabled is "
+            "false, got none",
+        ),
+        ("rollouts.a.version=0", "at '/rollouts/a/version': minimum: got 0, want 1"),
+        ("rollouts.a.verison=1", "additional properties 'verison' not allowed"),
+        ("rollouts.a.strategy.bake=5", "at '/rollouts/a/strategy/bake': got number, want string"),
+        (
+            "rollouts.a_b.version=1,rollouts.a-b.version=1",
+            "expected models whose names differ in letters and digits",
+        ),
+        (
+            "gateway.settings.routing.config_map=mine",
+            "gateway.settings.routing: expected the chart's own table, config_map and folder, "
+            "since operator.enabled, got mine",
+        ),
+        ("engine.loader.fetch=move", "at '/engine/loader/fetch': value must be one of"),
         ("engine.repository.bucket=x", "additional properties 'bucket' not allowed"),
         ("engine.resources.limits.memory=4GB", "at '/engine/resources/limits/memory'"),
         ("engine.extraArgs[0]=strict", "at '/engine/extraArgs/0': 'strict' does not match"),
@@ -182,14 +206,18 @@ def test_a_wrong_value_is_refused_with_its_name(
 def test_a_wrong_table_is_refused_with_its_place(
     run_helm: Any, routing: dict[str, Any], sentence: str
 ) -> None:
-    done = run_helm("template", "tidegate", CHART, "--set-json", f"routing={json.dumps(routing)}")
+    done = run_helm(
+        *("template", "tidegate", CHART, "--values", WITHOUT_OPERATOR),
+        *("--set-json", f"routing={json.dumps(routing)}"),
+    )
     assert done.returncode != 0
     assert sentence in done.stderr
 
 
 def test_a_table_of_the_chart_and_one_of_a_file_are_one_too_many(run_helm: Any) -> None:
     done = run_helm(
-        *("template", "tidegate", CHART, "--set-string=routing.models.a.stable=1"),
+        *("template", "tidegate", CHART, "--values", WITHOUT_OPERATOR),
+        "--set-string=routing.models.a.stable=1",
         "--set=gateway.settings.routing.table=/tables/mine.json",
     )
     assert done.returncode != 0

@@ -66,7 +66,40 @@ helm.sh/chart: {{ printf "%s-%s" (first .).Chart.Name (first .).Chart.Version | 
 {{- end -}}
 {{- end -}}
 
+{{/*
+Whether the operator decides what is loaded and where requests go; "" if not. Engines of your own have
+no loaders that it could tell.
+*/}}
+{{- define "tidegate.operated" -}}
+{{- if and .Values.operator.enabled .Values.engine.enabled -}}
+{{- range list (list "engine.models" .Values.engine.models) (list "routing.models" .Values.routing.models) (list "routing.aliases" .Values.routing.aliases) -}}
+{{- if last . -}}
+{{- fail (printf "%s: expected none, since operator.enabled: `rollouts` says which versions serve, got %s" (first .) (toJson (last .))) -}}
+{{- end -}}
+{{- end -}}
+true
+{{- else if and .Values.engine.enabled (not .Values.engine.models) -}}
+{{- fail "engine.models: expected the models that each engine loads, since operator.enabled is false, got none" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The names of the models that engines load, in order, as a JSON list. */}}
+{{- define "tidegate.models" -}}
+{{- ternary (keys .Values.rollouts | sortAlpha) .Values.engine.models (ne (include "tidegate.operated" .) "") | toJson -}}
+{{- end -}}
+
 {{/* The model that is asked when nothing else is said. */}}
 {{- define "tidegate.defaultModel" -}}
-{{- .Values.gateway.settings.default_model | default (ternary (first .Values.engine.models) "image_classifier" .Values.engine.enabled) -}}
+{{- $models := ternary (include "tidegate.models" . | fromJsonArray) list .Values.engine.enabled -}}
+{{- .Values.gateway.settings.default_model | default (first $models) | default "image_classifier" -}}
+{{- end -}}
+
+{{/* The ConfigMap with the routing table that the operator writes; it is not Helm's. */}}
+{{- define "tidegate.routingConfigMap" -}}
+{{- include "tidegate.name" (list . "routing") -}}
+{{- end -}}
+
+{{/* The Secret with the key of the engines' repository API. */}}
+{{- define "tidegate.repositoryKeySecret" -}}
+{{- .Values.engine.repositoryKey.existingSecret | default (include "tidegate.name" (list . "engine")) -}}
 {{- end -}}

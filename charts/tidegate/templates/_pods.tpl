@@ -40,6 +40,45 @@ securityContext:
     type: RuntimeDefault
 {{- end -}}
 
+{{/* The token of a pod's identity, as Kubernetes would mount it into every container by itself. */}}
+{{- define "tidegate.tokenVolume" -}}
+- name: token
+  projected:
+    sources:
+      - serviceAccountToken:
+          path: token
+      - configMap:
+          name: kube-root-ca.crt
+          items:
+            - key: ca.crt
+              path: ca.crt
+      - downwardAPI:
+          items:
+            - path: namespace
+              fieldRef:
+                fieldPath: metadata.namespace
+{{- end -}}
+
+{{- define "tidegate.tokenMount" -}}
+- name: token
+  mountPath: /var/run/secrets/kubernetes.io/serviceaccount
+  readOnly: true
+{{- end -}}
+
+{{/* The rule by which a part may follow the operator's routing table. */}}
+{{- define "tidegate.followTable" -}}
+- apiGroups:
+    - ""
+  resources:
+    - configmaps
+  resourceNames:
+    - {{ include "tidegate.routingConfigMap" . }}
+  verbs:
+    - get
+    - list
+    - watch
+{{- end -}}
+
 {{- define "tidegate.containerSecurity" -}}
 securityContext:
   allowPrivilegeEscalation: false

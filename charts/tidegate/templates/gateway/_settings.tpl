@@ -20,7 +20,10 @@ write 67108864 as 6.7108864e+07.
 {{- if eq $settings.discovery.source "address" -}}
 {{- $_ := set $settings.engine "address" (include "tidegate.engineAddress" .) -}}
 {{- end -}}
-{{- if include "tidegate.table" . -}}
+{{- if include "tidegate.operated" . -}}
+{{- $_ := set $settings "routing" (include "tidegate.operatedRouting" . | fromJson) -}}
+{{- $_ := set $settings.engine "loader_port" 8003 -}}
+{{- else if include "tidegate.table" . -}}
 {{- $_ := set $settings "routing" (include "tidegate.routing" . | fromJson) -}}
 {{- end -}}
 {{- $_ := set $settings "default_model" (include "tidegate.defaultModel" .) -}}
@@ -84,6 +87,18 @@ write 67108864 as 6.7108864e+07.
 {{- else -}}
 {{- fail "gateway.settings.engine.address: expected host:port of an engine, since engine.enabled is false, got none" -}}
 {{- end -}}
+{{- end -}}
+
+{{/* The settings of the group routing where the operator writes the table, as JSON. */}}
+{{- define "tidegate.operatedRouting" -}}
+{{- $routing := deepCopy (.Values.gateway.settings.routing | default dict) -}}
+{{- range list "table" "config_map" "folder" -}}
+{{- with get $routing . -}}
+{{- fail (printf "gateway.settings.routing: expected the chart's own table, config_map and folder, since operator.enabled, got %s" .) -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set $routing "config_map" (include "tidegate.routingConfigMap" .) -}}
+{{- toJson (set $routing "folder" (include "tidegate.tableFolder" .)) -}}
 {{- end -}}
 
 {{/* The settings of the group routing where the chart writes the table, as JSON. */}}
