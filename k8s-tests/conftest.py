@@ -20,7 +20,7 @@ from node.config import Options
 from node.errors import ClusterError
 from node.layout import CONTEXT
 
-EVIDENCE = ("test_disruption.py", "test_engines.py", "test_outages.py")
+EVIDENCE = ("test_disruption.py", "test_engines.py", "test_outages.py", "rolls/")
 FAILURES = ROOT / ".run" / "e2e"
 IMAGES = ROOT / ".run" / "images"
 

@@ -159,14 +159,20 @@ def test_what_selects_selects_its_own_pods_and_no_others(manifests: list[Manifes
         assert [pod for pod, has in pods if labels.items() <= has.items()] == [name]
 
 
-def test_names_and_labels_fit_whatever_the_release_is_called(render: Render) -> None:
-    manifests = render(release="a-release-whose-name-is-as-long-as-helm-lets-it-be-53")
+@pytest.mark.parametrize("operated", [False, True])
+def test_names_and_labels_fit_whatever_the_release_is_called(
+    render: Render, operated: bool
+) -> None:
+    release = "a-release-whose-name-is-as-long-as-helm-lets-it-be-53"
+    manifests = render(release=release, operated=operated)
     for manifest in manifests:
-        # A StatefulSet's pods have a label of its name, a hyphen, and a hash of ten characters.
-        assert len(manifest["metadata"]["name"]) <= 63 - 11
+        assert len(manifest["metadata"]["name"]) <= 63
         for value in manifest["metadata"]["labels"].values():
             assert len(value) <= 63
-    assert one(manifests, "StatefulSet")["spec"]["serviceName"] in {
+    stateful_set = one(manifests, "StatefulSet")
+    # Its pods have a label of its name, a hyphen, and a hash of ten characters.
+    assert len(stateful_set["metadata"]["name"]) <= 63 - 11
+    assert stateful_set["spec"]["serviceName"] in {
         manifest["metadata"]["name"] for manifest in manifests if manifest["kind"] == "Service"
     }
 
@@ -184,9 +190,10 @@ def selector(component: str) -> dict[str, dict[str, str]]:
     }
 
 
+@pytest.mark.parametrize("operated", [False, True])
 @pytest.mark.parametrize("values", VALUES_FILES)
 def test_what_cannot_be_changed_in_a_cluster_is_as_in_chart_0_1_0(
-    render: Render, values: str, tmp_path: Path
+    render: Render, values: str, operated: bool, tmp_path: Path
 ) -> None:
     chart = tmp_path / "tidegate"
     shutil.copytree(CHART, chart)
@@ -194,7 +201,7 @@ def test_what_cannot_be_changed_in_a_cluster_is_as_in_chart_0_1_0(
     (chart / "Chart.yaml").write_text(yaml.safe_dump(about | {"version": "7.8.9-rc.1+built"}))
 
     words = () if values == "values.yaml" else ("--values", chart / values)
-    manifests = render(*words, chart=chart)
+    manifests = render(*words, chart=chart, operated=operated)
 
     deployment = one(manifests, "Deployment", "tidegate-gateway")["spec"]
     assert deployment["selector"] == selector("gateway")
@@ -209,7 +216,10 @@ def test_what_cannot_be_changed_in_a_cluster_is_as_in_chart_0_1_0(
     assert one(manifests, "Service", "tidegate-engine")["spec"]["clusterIP"] == "None"
 
 
-def test_a_new_version_of_the_chart_restarts_no_pod(render: Render, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("operated", "workloads"), [(False, 2), (True, 3)])
+def test_a_new_version_of_the_chart_restarts_no_pod(
+    render: Render, operated: bool, workloads: int, tmp_path: Path
+) -> None:
     chart = tmp_path / "tidegate"
     shutil.copytree(CHART, chart)
     about = yaml.safe_load((chart / "Chart.yaml").read_text())
@@ -218,8 +228,9 @@ def test_a_new_version_of_the_chart_restarts_no_pod(render: Render, tmp_path: Pa
     def templates(manifests: list[Manifest]) -> list[Manifest]:
         return [m["spec"]["template"] for m in manifests if "template" in m.get("spec", {})]
 
-    before, after = templates(render()), templates(render(chart=chart))
-    assert len(before) == 2
+    before = templates(render(operated=operated))
+    after = templates(render(chart=chart, operated=operated))
+    assert len(before) == workloads
     assert after == before
 
 
@@ -375,6 +386,16 @@ def test_prometheus_annotations_are_there_on_demand(render: Render) -> None:
         }
         for kind, port in (("Deployment", "8082"), ("StatefulSet", "8002"))
     }
+
+
+def test_notes_tell_of_model_rollouts_where_there_are_some(run_helm: Any) -> None:
+    def notes(*arguments: str | Path) -> str:
+        done = run_helm("install", "tidegate", CHART, "--dry-run=client", *arguments)
+        assert done.returncode == 0, done.stderr
+        return str(done.stdout.partition("NOTES:")[2])
+
+    assert "kubectl --namespace shop get modelrollouts\n" in notes("--namespace=shop")
+    assert "modelrollouts" not in notes("--values", WITHOUT_OPERATOR)
 
 
 def test_notes_name_what_is_there(run_helm: Any) -> None:

@@ -102,7 +102,7 @@ def test_each_part_may_do_what_it_does_and_no_more(manifests: list[Manifest]) ->
         for rule in rules["tidegate-operator"]
     ]
     assert may == [
-        ("modelrollouts", ("get", "list", "watch"), ()),
+        ("modelrollouts", ("list", "watch"), ()),
         ("modelrollouts/status", ("patch",), ()),
         ("configmaps", ("create",), ()),
         ("configmaps", ("update",), (TABLE,)),
@@ -123,6 +123,14 @@ def test_each_part_may_do_what_it_does_and_no_more(manifests: list[Manifest]) ->
         "tidegate-engine": "tidegate-engine",
         "tidegate-operator": "tidegate-operator",
     }
+
+
+def test_the_table_needs_a_token_where_the_dns_tells_of_engines(render: Render) -> None:
+    manifests = render("--set=gateway.settings.discovery.source=address", operated=True)
+    roles = {m["metadata"]["name"] for m in manifests if m["kind"] == "Role"}
+    assert roles == {"tidegate-gateway-table", "tidegate-engine", "tidegate-operator"}
+    gateway = pod(manifests, "Deployment", "tidegate-gateway")
+    assert "token" in mounts(container(gateway, "gateway"))
 
 
 def test_tokens_are_where_they_are_needed_and_not_in_triton(manifests: list[Manifest]) -> None:
@@ -188,6 +196,8 @@ def test_models_of_the_image_are_copied_for_the_loader(render: Render) -> None:
     first = engine["initContainers"][0]
     assert first["image"] == container(engine, "triton")["image"]
     assert first["command"][-2:] == ["/opt/tidegate/models", "/repository"]
+    # Over files that may not be written to, the second run would fail.
+    assert "--no-preserve=mode" in first["command"]
 
     claimed = render("--set=engine.repository.existingClaim=models", operated=True)
     engine = pod(claimed, "StatefulSet", "tidegate-engine")
@@ -238,6 +248,23 @@ def test_every_part_reports_at_its_port(manifests: list[Manifest]) -> None:
 def test_there_is_one_operator_at_a_time(manifests: list[Manifest]) -> None:
     spec = one(manifests, "Deployment", "tidegate-operator")["spec"]
     assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+
+
+def test_its_selector_is_as_in_chart_0_1_0(manifests: list[Manifest]) -> None:
+    assert one(manifests, "Deployment", "tidegate-operator")["spec"]["selector"] == {
+        "matchLabels": {
+            "app.kubernetes.io/name": "tidegate",
+            "app.kubernetes.io/instance": "tidegate",
+            "app.kubernetes.io/component": "operator",
+        }
+    }
+
+
+def test_helm_brings_the_kind(run_helm: Any) -> None:
+    done = run_helm("show", "crds", CHART)
+    assert done.returncode == 0, done.stderr
+    (definition,) = [each for each in yaml.safe_load_all(done.stdout) if each]
+    assert definition == yaml.safe_load((CHART / "crds" / "modelrollouts.yaml").read_text())
 
 
 def test_each_entry_of_rollouts_is_a_model_rollout(render: Render, tmp_path: Path) -> None:

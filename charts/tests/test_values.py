@@ -16,6 +16,31 @@ GENERATE = runpy.run_path(str(CHART.parent / "generate.py"))
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES_TEXT = (CHART / "values.yaml").read_text()
 
+ROLLOUT = SCHEMA["properties"]["rollouts"]["additionalProperties"]
+CRD = yaml.safe_load((CHART / "crds" / "modelrollouts.yaml").read_text())
+# Of a ModelRollout's spec: what is the key of `rollouts`, and what is not offered yet.
+NOT_IN_ROLLOUTS = {"model", "analysis", "strategy.shadow", "strategy.maxUnavailable"}
+# Some that a member takes, and some that none does.
+TEXTS = [
+    *(
+        "",
+        "90s",
+        "1h30m",
+        "1.5h",
+        "250ms",
+        "s",
+        "5",
+        "0.01",
+        "1e3",
+        "-1",
+        "2Gi",
+        "1.5G",
+        "2GB",
+        "7m",
+    ),
+    *(f"sha256:{'0' * 64}", f"sha256:{'0' * 63}", f"sha256:{'G' * 64}", f"{'1' * 21}s", "1" * 21),
+]
+
 # What Kubernetes itself judges, or Helm: open on purpose.
 OPEN = {"definitions.kubernetes", "properties.global"}
 
@@ -65,6 +90,23 @@ def test_every_object_of_the_schema_is_closed() -> None:
 def test_the_schema_has_the_settings_of_the_gateway() -> None:
     text = (CHART / "values.schema.json").read_text()
     assert GENERATE["schema_text"](text) == text, "run `make generate`"
+
+
+def test_rollouts_are_judged_as_the_api_server_judges_them() -> None:
+    (version,) = CRD["spec"]["versions"]
+    spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    theirs = {path: each for path, each in _members(spec, "") if path not in NOT_IN_ROLLOUTS}
+    ours = dict(_members(ROLLOUT, ""))
+    assert ours.keys() == theirs.keys()
+    assert {*ROLLOUT["required"]} == {*spec["required"]} - {"model"}
+    for path, wanted in theirs.items():
+        given = ours[path]
+        for limit in ("required", "minimum", "maximum", "maxItems"):
+            assert given.get(limit) == wanted.get(limit), path
+        # PodByPod has a sentence of the API server's own.
+        assert given.get("enum", []) == [e for e in wanted.get("enum", []) if e != "PodByPod"]
+        for text in TEXTS if _forms(wanted) else ():
+            assert _takes(given, text) == _rules_take(wanted, text), (path, text)
 
 
 def test_the_readme_has_the_values() -> None:
@@ -232,6 +274,39 @@ def _paths(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
         yield prefix + name
         if isinstance(value, dict):
             yield from _paths(value, f"{prefix}{name}.")
+
+
+def _members(schema: dict[str, Any], prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, member in schema.get("properties", {}).items():
+        found = _resolved(member)
+        yield prefix + name, found
+        yield from _members(_resolved(found.get("items", found)), f"{prefix}{name}.")
+
+
+def _takes(schema: dict[str, Any], text: str) -> bool:
+    if "anyOf" in schema:
+        return any(_takes(choice, text) for choice in schema["anyOf"])
+    is_text = schema["type"] == "string" and len(text) <= schema.get("maxLength", len(text))
+    return is_text and re.search(schema["pattern"], text) is not None
+
+
+def _rules_take(schema: dict[str, Any], text: str) -> bool:
+    if text == "":
+        return "self == ''" in _rules(schema)
+    return len(text) <= schema.get("maxLength", len(text)) and all(
+        re.search(form, text) for form in _forms(schema)
+    )
+
+
+def _forms(schema: dict[str, Any]) -> list[str]:
+    # Within CEL's quotes each backslash stands twice.
+    return [
+        form.replace("\\\\", "\\") for form in re.findall(r"matches\('(.*?)'\)", _rules(schema))
+    ]
+
+
+def _rules(schema: dict[str, Any]) -> str:
+    return " ".join(rule["rule"] for rule in schema.get("x-kubernetes-validations", ()))
 
 
 def _properties(schema: dict[str, Any], prefix: str) -> Iterator[str]:

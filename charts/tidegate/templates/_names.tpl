@@ -1,6 +1,6 @@
 {{/*
 What all names begin with. A StatefulSet's name must leave 11 of the 63 characters of a label for the
-hash of its revision, and the longest suffix of ours takes 8.
+hash of its revision, and its suffix takes 7.
 */}}
 {{- define "tidegate.fullname" -}}
 {{- if .Values.fullnameOverride -}}

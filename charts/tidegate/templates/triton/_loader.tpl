@@ -13,6 +13,8 @@ out of the engine's image where they are in there.
   command:
     - cp
     - --recursive
+    # A node that starts anew runs it once more, over what is there already: that must be writable.
+    - --no-preserve=mode
     - --no-target-directory
     - {{ $engine.repository.builtin }}
     - /repository
