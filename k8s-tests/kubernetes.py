@@ -156,7 +156,8 @@ class Api:
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_CALL_S)
         with closing(connection):
-            connection.request(method, path, json.dumps(body), {"Content-Type": kind})
+            content = json.dumps(body) if body else None
+            connection.request(method, path, content, {"Content-Type": kind})
             answer = connection.getresponse()
             said = answer.read()
         if answer.status >= 300:

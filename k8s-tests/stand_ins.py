@@ -1,7 +1,7 @@
 """Pods that no node runs, and what would answer in them: for the operator's own tests.
 
 The API server is real, and so is the operator. Its loaders and gateways are stand-ins here, since
-no real one falls behind, lies or is silent on demand; with real ones it is tested in test_rolls.py.
+no real one falls behind, lies or is silent on demand; with real ones it is tested in rolls/.
 They follow the routing table as real ones do, by its revision, and report the revision that they
 act on.
 """

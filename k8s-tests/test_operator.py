@@ -159,6 +159,8 @@ def place(kube: Kubernetes, api: Api, tmp_path: Path) -> Iterator[Place]:
 
 def test_the_first_version_and_a_roll_to_the_next(place: Place) -> None:
     with place.operator().running():
+        # It is followed by the next one in no time.
+        eventually(lambda: place.stand_ins.table() is not None, "the first table is there")
         place.make(1)
         wait = ("wait", "--for=condition=Available", "modelrollout/m", "--timeout=60s")
         place.kube.kubectl(*wait, f"--namespace={place.name}")

@@ -152,6 +152,11 @@ def test_the_readme_has_the_values() -> None:
             "gateway.settings.routing: expected the chart's own table, config_map and folder, "
             "since operator.enabled, got mine",
         ),
+        (
+            "gateway.settings.discovery.service=triton",
+            "gateway.settings.discovery.service: expected none, since operator.enabled: it rolls "
+            "models in the chart's own engines, got triton",
+        ),
         ("engine.loader.fetch=move", "at '/engine/loader/fetch': value must be one of"),
         ("engine.repository.bucket=x", "additional properties 'bucket' not allowed"),
         ("engine.resources.limits.memory=4GB", "at '/engine/resources/limits/memory'"),

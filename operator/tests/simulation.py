@@ -86,6 +86,7 @@ class Follower:
         self.kept: Table | None = None
         self.reaches_api = True
         self.is_silent = False
+        self.is_misled = False  # It has begun by a table that someone has put back.
 
     @property
     def table(self) -> Table | None:
@@ -109,6 +110,7 @@ class Follower:
         if newer or not self.world.rules.by_revision:
             if self.world.rules.persist_first:
                 self.kept = table
+            self.is_misled = False
             self.apply(table)
 
     def begin(self) -> None:
@@ -118,8 +120,8 @@ class Follower:
         self.coming = []
         if self.kept is not None and (not self.reaches_api or self._listed_is_older(self.kept)):
             self.apply(self.kept)
-        elif self.reaches_api and self.world.api.content is not None:
-            self.receive(self.world.api.content)
+        else:
+            self.relist()
 
     def _listed_is_older(self, kept: Table) -> bool:
         try:
@@ -132,7 +134,9 @@ class Follower:
         if self.reaches_api:
             self.coming = []
             if self.world.api.content is not None:
+                begins = self.table is None
                 self.receive(self.world.api.content)
+                self.is_misled = self.world.is_put_back if begins else self.is_misled
 
     def deliver(self, index: int = 0) -> None:
         if self.coming and self.reaches_api:
@@ -150,6 +154,7 @@ class Request:
     version: str
     fallback: str
     engine: "Engine | None" = None  # where it is being answered
+    is_misled: bool = False
 
     def may_go_to(self, version: str) -> bool:
         return version in (self.version, self.fallback)
@@ -218,6 +223,7 @@ class Gateway(Follower):
             counted.__exit__(None, None, None)
             return
         request = Request(self, counted, route.revision, route.version, route.fallback)
+        request.is_misled = self.is_misled
         self.requests.append(request)
         self.world.check_sent(request)
 
@@ -288,8 +294,9 @@ class Engine(Follower):
 
     def kill_triton(self) -> None:
         self.boot = 0
-        self.states, self.requests, self.doing, self.done = {}, {}, None, None
-        self.proven_at = {}
+        self.states, self.requests, self.proven_at, self.done = {}, {}, {}, None
+        if self.doing is not None and isinstance(self.doing[0], Load | Unload):
+            self.doing = None
 
     def probe(self) -> None:
         """What the kubelet tells."""
@@ -615,6 +622,12 @@ class World:
         return _read(self.api.content)
 
     @property
+    def is_put_back(self) -> bool:
+        """Whether someone has put back an older one."""
+        table = self.table
+        return table is not None and table.revision < self.written[-1].revision
+
+    @property
     def phase(self) -> Phase | None:
         table = self.table
         loads = table.loads.get(MODEL) if table is not None else None
@@ -644,7 +657,7 @@ class World:
         return f"{CONFIG} max_batch_size: 8" if other else CONFIG
 
     def digest(self, version: str, engine: Engine) -> str:
-        torn = self.kind(version) == "torn" and engine is next(iter(self.engines.values()), None)
+        torn = self.kind(version) == "torn" and engine.name == "engine-1"
         return "sha256:" + f"{version}{'f' if torn else '0'}".rjust(64, "0")
 
     # What must never be
@@ -652,13 +665,13 @@ class World:
     def check_unload(self, engine: Engine, version: str) -> None:
         """Triton lets a version go because the loader says so."""
         for request in self.requests:
-            if request.may_go_to(version):
+            if request.may_go_to(version) and not request.is_misled:
                 raise Violation(
                     f"{engine.name} unloads version {version}, which a request of revision "
                     f"{request.revision} in {request.gateway.name} may still go to"
                 )
         for gateway in (*self.gateways.values(), *self.ghosts):
-            table = gateway.table
+            table = gateway.table if not gateway.is_misled else None
             if table is not None and (MODEL, version) in table.versions():
                 raise Violation(
                     f"{engine.name} unloads version {version}, which {gateway.name} routes to by "
@@ -762,7 +775,8 @@ class World:
         before = old.loads[MODEL].roll if old is not None and MODEL in old.loads else None
         after = new.loads[MODEL].roll if MODEL in new.loads else None
         loads = new.loads.get(MODEL)
-        self.proven &= {*loads.versions} if loads is not None else set()
+        if seen is not None:
+            self.proven &= {*loads.versions} if loads is not None else set()
         if seen is None or not isinstance(seen.rollout, Rollout) or after is None:
             return
         key = seen.rollout.uid, seen.rollout.generation, after.target
@@ -775,6 +789,14 @@ class World:
         )
         if goes_back and seen.rollout.spec.version == after.target:
             self.gave_up.add(key)
+
+    def spoil_candidate(self) -> None:
+        """A candidate that was good is not any more; one that has ever been stable stays good."""
+        table = self.table
+        roll = table.loads[MODEL].roll if table is not None and MODEL in table.loads else None
+        stable = {each.models[MODEL].stable for each in self.written if MODEL in each.models}
+        if roll is not None and roll.target not in stable:
+            self.kinds.setdefault(roll.target, "wrong")
 
     def delete_config_map(self) -> None:
         self.api.content = None
@@ -900,13 +922,16 @@ class World:
         engine.requests[version] = engine.requests.get(version, 0) + 1
 
     def _is_well(self, engine: Engine, request: Request) -> bool:
+        """Whether it could answer, by what its loader says. A new engine gets requests as soon as
+        it has what they are sent to now, and has what an old one came in for a little later."""
         book = engine.book
+        if book is None or not engine.is_ready or book.unready():
+            return False
+        versions = book.report()["models"].get(MODEL, {"versions": {}})["versions"]
         return (
-            engine.is_ready
-            and book is not None
-            and book.boot == engine.boot != 0
+            book.boot == engine.boot != 0
             and book.revision >= request.revision
-            and not book.unready()
+            and all(each["proven"] or each["failed"] for each in versions.values())
         )
 
     def finish(self, request: Request) -> None:
@@ -1061,9 +1086,7 @@ class World:
         if routes is not None and loads is not None:
             if dict(routes.weights) != {stable: 100} or [*loads.versions] != [stable]:
                 raise Violation(f"more than version {stable} is left: {routes}, {loads}")
-            if loads.config != self.config(stable):
-                raise Violation(f"version {stable} serves with another configuration")
-            # Files are torn only where there are others to compare them with.
+            # Files are torn, and a configuration is another one, only where there are others.
             if self.kind(stable) in {*BAD} - {"other config", "torn"}:
                 raise Violation(f"version {stable} serves: {self.kind(stable)}")
         self._check_wanted(stable, loads)
@@ -1090,6 +1113,8 @@ class World:
             wanted = {v for v, digest in versions.items() if digest == self.digest(v, engine)}
             if has != wanted:
                 raise Violation(f"{engine.name} has {has}, and is to have {wanted}")
+            if has and loads is not None and engine.local[MODEL].config != loads.config:
+                raise Violation(f"{engine.name} serves with another configuration")
         for gateway in self.gateways.values():
             if gateway.routes.revision != table.revision:
                 raise Violation(f"{gateway.name} routes by revision {gateway.routes.revision}")

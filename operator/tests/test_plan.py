@@ -384,9 +384,25 @@ CASES: dict[str, tuple[Observed, tuple[Any, ...]]] = {
         observed(PROMOTED, rollout("3")),
         ("Unloading", ("2",), ("2", {"2": 100})),
     ),
-    "promoted, a third one is wanted because this one is bad": (
+    "promoted, it fails, and a third one is wanted": (
         observed(PROMOTED, rollout("3"), (loader(v2=WRONG),)),
+        ("FAIL", "2", "CandidateFailed"),
+    ),
+    "promoted, it has failed, and the old one serves until a third comes": (
+        observed(PROMOTED, rollout("3", failed=HAS_FAILED), (loader(v2=WRONG),)),
+        GONE_BACK,
+    ),
+    "promoted, it has failed like the old one, and makes way for a third": (
+        observed(PROMOTED, rollout("3", failed=HAS_FAILED), (loader(v1=WRONG, v2=WRONG),)),
         ("Unloading", ("2",), ("2", {"2": 100})),
+    ),
+    "promoted, it has failed, and a person wants a third one": (
+        observed(PROMOTED, rollout("3", failed=HAS_FAILED, on_failure="Pause")),
+        ("Unloading", ("2",), ("2", {"2": 100})),
+    ),
+    "promoted, it has failed, and is left to a person": (
+        observed(PROMOTED, rollout(failed=HAS_FAILED, on_failure="Pause")),
+        ("Failed",),
     ),
     "promoted, the old one goes without a ModelRollout": (
         observed(PROMOTED, None),

@@ -118,6 +118,10 @@ def test_all_that_can_be_said_is_read() -> None:
             {"progressDeadline": "soon"},
             "progressDeadline: expected a time such as 90s or 1h30m, got 'soon'",
         ),
+        (
+            {"progressDeadline": "0s"},
+            "progressDeadline: expected more than no time at all, got 0s",
+        ),
         ({"onFailure": "Stop"}, "onFailure: expected RollBack or Pause, got 'Stop'"),
         ({"onDelete": None}, "onDelete: expected Keep or Unload, got None"),
         ({"paused": "true"}, "paused: expected true or false, got 'true'"),

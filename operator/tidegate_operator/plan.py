@@ -163,11 +163,11 @@ def _go_on(  # noqa: PLR0913, PLR0917  all that there is
     seen: Observed, rollout: Rollout, loads: Loads, roll: Roll, memory: Memory, now: float
 ) -> Outcome:
     """A roll is on its way to what the spec wants, or too far to go anywhere else first."""
-    if rollout.spec.version == roll.target:
-        if rollout.has_failed(roll.target):
-            return _failed(rollout), memory
-        if fault := faults.reported(seen, roll):
-            return fault, memory
+    has_failed = rollout.has_failed(roll.target)
+    if has_failed and rollout.spec.version == roll.target:
+        return _failed(rollout), memory
+    if not has_failed and (fault := faults.reported(seen, roll)):
+        return fault, memory
     match roll.phase:
         case Phase.LOADING:
             decision = _load(seen, rollout, loads, roll)

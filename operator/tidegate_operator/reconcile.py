@@ -260,7 +260,8 @@ class Reconciler:
             return None, ""
         try:
             return proof_of(source, await self._cluster.config(source.config_map)), ""
-        except InvalidProof as error:
+        except (InvalidProof, ClusterFailed) as error:
+            # One that cannot be had is that model's business, and not that of all others.
             return None, str(error)
 
     def _decide(self, seen: Mapping[str, Observed]) -> dict[str, Decision]:

@@ -120,9 +120,10 @@ class Observed:
 
     @property
     def engines(self) -> list[LoaderSeen]:
-        """Those that get requests: all that are ready, or, as gateways see it, all where none is.
-        So a stable version that has gone bad everywhere can be rolled away from."""
-        return [loader for loader in self.loaders if loader.ready] or [*self.loaders]
+        """Those that get requests: all that are ready; where none is, all that answer, for gateways
+        then try any. So a stable version that has gone bad everywhere can be rolled away from."""
+        ready = [loader for loader in self.loaders if loader.ready]
+        return ready or [each for each in self.loaders if each.revision is not None]
 
     def come(self, version: str) -> int:
         """How far the engines have come with a version, in steps of each: its files are there, it

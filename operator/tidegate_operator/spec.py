@@ -30,6 +30,7 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _SECONDS = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600)}
 _LONGEST_S = 7 * 24 * 3600
 # Kubernetes' quantities, as far as they are amounts of memory.
+_CONFIG_MAP = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(k|M|G|T|Ki|Mi|Gi|Ti)?")
 _FACTORS = {
     None: 1,
@@ -255,7 +256,7 @@ def _faults(spec: Mapping[str, Any]) -> Iterator[str]:
         yield f"digest: expected sha256: and 64 hexadecimal digits, got {digest!r}"
     if spec.get("memory") is not None:
         yield from _fault("memory", size, spec["memory"])
-    yield from _fault("progressDeadline", seconds, spec.get("progressDeadline", "15m"))
+    yield from _fault("progressDeadline", _some_time, spec.get("progressDeadline", "15m"))
     yield from _one_of("onFailure", spec.get("onFailure", "RollBack"), "RollBack", "Pause")
     yield from _one_of("onDelete", spec.get("onDelete", "Keep"), "Keep", "Unload")
     if type(spec.get("paused", False)) is not bool:
@@ -299,10 +300,15 @@ def _proof_faults(proof: object) -> Iterator[str]:
         return
     reference = proof.get("configMapRef") if isinstance(proof, dict) else None
     name = reference.get("name") if isinstance(reference, dict) else None
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str) or _CONFIG_MAP.fullmatch(name) is None:
         yield f"proof.configMapRef.name: expected the name of a ConfigMap, got {name!r}"
     if isinstance(proof, dict):
         yield from _fault("proof.tolerance", _tolerance, proof.get("tolerance", "0"))
+
+
+def _some_time(text: str) -> None:
+    if not seconds(text):
+        raise ValueError(f"expected more than no time at all, got {text}")
 
 
 def _tolerance(text: object) -> float:

@@ -389,3 +389,11 @@ def test_loads_that_are_wrong_are_refused(changes: dict[str, Any], fault: str) -
 def test_what_a_digest_is() -> None:
     assert is_digest(f"sha256:{'0' * 64}")
     assert not any(is_digest(text) for text in ("", "sha256:", "0" * 64, f"sha256:{'g' * 64}"))
+
+
+def test_what_could_not_be_kept_is_refused() -> None:
+    """orjson reads such a number, and does not write it again."""
+    proof = {"2": {"request": {"inputs": [2**64]}}}
+
+    with pytest.raises(InvalidTable, match="expected JSON"):
+        read(json.dumps(loads_of(proofs=proof)).encode())

@@ -229,14 +229,17 @@ def parse(document: object) -> Table:
 
 def _json(content: bytes) -> object:
     try:
-        # Stricter than json: no NaN, no number that becomes infinite, no lone surrogate. What is
-        # applied can be told again by `write`. But only json tells what comes twice.
+        # Stricter than json: no NaN, no number that becomes infinite, no lone surrogate. But only
+        # json tells what comes twice.
         orjson.loads(content)
-        return json.loads(content, object_pairs_hook=_each_once)
+        found: object = json.loads(content, object_pairs_hook=_each_once)
+        # What is applied is kept and told again, and a whole number of more than 64 bits cannot be.
+        orjson.dumps(found)
     except RecursionError:
         raise InvalidTable(["expected JSON, got some that is nested too deep"]) from None
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise InvalidTable([f"expected JSON: {error}"]) from None
+    return found
 
 
 def _each_once(members: list[tuple[str, Any]]) -> dict[str, Any]:

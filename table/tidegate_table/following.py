@@ -201,7 +201,7 @@ class _Taking:
             return True
         try:
             await asyncio.to_thread(self._store.save, found)
-        except OSError as error:
+        except (OSError, TypeError, ValueError) as error:
             _log.error(
                 "the routing table is not applied: its copy cannot be written",
                 extra={**self._about, "reason": str(error)},

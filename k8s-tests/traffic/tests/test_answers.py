@@ -104,6 +104,33 @@ async def another_model(request: web.Request) -> web.StreamResponse:
     return web.json_response(await echo(request) | {"model_name": "slow"})
 
 
+def telling(version: object) -> Answerer:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        document = await echo(request)
+        told = {"name": "version", "datatype": "INT32", "shape": [1], "data": [version]}
+        document["outputs"].append(told)
+        return web.json_response(document)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome", "detail"),
+    [
+        (telling(1), Outcome.OK, ""),
+        (telling(2), Outcome.WRONG, "told version"),
+        (well, Outcome.WRONG, "form"),
+    ],
+)
+async def test_http_that_is_to_tell_its_version(
+    answer: Answerer, outcome: Outcome, detail: str, tmp_path: Path
+) -> None:
+    async with http_server(answer) as target:
+        route = TENSORS | {"kind": "v2_json", "version_output": "version"}
+        report = await run(target, route, tmp_path)
+    assert outcomes(report) == {(outcome, detail)}
+
+
 async def no_outputs(request: web.Request) -> web.StreamResponse:
     return web.json_response(await echo(request) | {"outputs": []})
 
@@ -238,6 +265,23 @@ async def test_photos(
         assert report.routes["route"].latency.p50_ms >= upload_s * 1000
 
 
+@pytest.mark.parametrize(
+    ("scores", "outcome", "detail"),
+    [
+        ({"1": 0.9, "2": 0.8}, Outcome.OK, ""),
+        ({"2": 0.8}, Outcome.OK, ""),
+        ({"1": 0.8}, Outcome.WRONG, "score"),
+    ],
+)
+async def test_photos_whose_scores_tell_the_version(
+    scores: Document, outcome: Outcome, detail: str, tmp_path: Path
+) -> None:
+    (photo,) = PHOTOS["photos"]
+    async with http_server(classification("espresso")) as target:
+        report = await run(target, PHOTOS | {"photos": [photo | {"scores": scores}]}, tmp_path)
+    assert outcomes(report) == {(outcome, detail)}
+
+
 @pytest.mark.parametrize(("each", "connections"), [(0, 1), (1, REQUESTS)])
 async def test_new_connections_when_they_are_wanted(
     each: int, connections: int, tmp_path: Path
@@ -287,11 +331,14 @@ class Engine(kserve_v2_pb2_grpc.GRPCInferenceServiceServicer):
         output = kserve_v2_pb2.ModelInferResponse.InferOutputTensor(
             name="OUTPUT" if self.fault != "name" else "INPUT", datatype="FP32", shape=[4]
         )
+        told = kserve_v2_pb2.ModelInferResponse.InferOutputTensor(
+            name="version", datatype="INT32", shape=[1]
+        )
         return kserve_v2_pb2.ModelInferResponse(
             model_name="identity",
             model_version="2" if self.fault == "version" else "1",
-            outputs=[output],
-            raw_output_contents=[content],
+            outputs=[told, output],
+            raw_output_contents=[(2 if self.fault == "told" else 1).to_bytes(4, "little"), content],
         )
 
 
@@ -332,13 +379,15 @@ async def grpc_server(engine: Engine, service: Service | None = None) -> AsyncIt
         ("version", Outcome.WRONG, "version"),
         ("content", Outcome.WRONG, "content"),
         ("name", Outcome.WRONG, "content"),
+        ("told", Outcome.WRONG, "told version"),
         ("unavailable", Outcome.STATUS, "UNAVAILABLE"),
         ("unmarked", Outcome.CONNECTION, "UNAVAILABLE"),
         ("never", Outcome.TIMEOUT, ""),
     ],
 )
 async def test_grpc(fault: str, outcome: Outcome, detail: str, tmp_path: Path) -> None:
-    route = TENSORS | {"kind": "v2_grpc", "timeout_s": 0.3 if fault == "never" else 10}
+    timeout_s = 0.3 if fault == "never" else 10
+    route = TENSORS | {"kind": "v2_grpc", "timeout_s": timeout_s, "version_output": "version"}
     async with grpc_server(Engine(fault)) as target:
         report = await run(target, route, tmp_path)
     assert outcomes(report) == {(outcome, detail)}

@@ -1,12 +1,22 @@
 import dataclasses
 import json
+from collections.abc import Iterable
+from fractions import Fraction
+from math import comb
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate_traffic.evidence import Expectation, Fault, missing, summary
+from tidegate_traffic.evidence import (
+    Expectation,
+    Fault,
+    answered,
+    binomial_interval,
+    missing,
+    summary,
+)
 from tidegate_traffic.histogram import Histogram
 from tidegate_traffic.ledger import Ledger, Subject
 from tidegate_traffic.outcomes import Answer, Outcome
@@ -199,6 +209,43 @@ def test_failures_up_to_the_allowed_ones_pass(failing: int, allowed: int) -> Non
     # From the middle on, those in flight at the fault fail, too.
     assert report.failed == failing + (5 if failing >= 50 else 0)
     assert bool(missing(report, expected)) == (report.failed > allowed)
+
+
+def test_answers_are_counted_by_version_in_a_part_of_the_run() -> None:
+    assert answered(run(failing=2), "identity", 6, 10) == {"1": 38}
+    assert answered(run(), "slow", 0, 10) == {}
+
+
+@pytest.mark.parametrize(
+    ("trials", "percent", "interval"),
+    [
+        # Of 40 coins none or one shows heads in 41 of 2**40 cases, which is less than one in two
+        # billion; at most two do in 821. Of 20 coins even none is not so rare.
+        (20, 50, (0, 20)),
+        (40, 50, (2, 38)),
+        (2000, 0, (0, 0)),
+        (2000, 100, (2000, 2000)),
+    ],
+)
+def test_the_binomial_interval(trials: int, percent: int, interval: tuple[int, int]) -> None:
+    assert binomial_interval(trials, percent) == interval
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 300), st.integers(1, 99), st.integers(2, 9))
+def test_the_binomial_interval_leaves_out_as_much_as_it_may_and_no_more(
+    trials: int, percent: int, exponent: int
+) -> None:
+    doubt = Fraction(1, 10**exponent)
+    low, high = binomial_interval(trials, percent, doubt)
+    p = Fraction(percent, 100)
+
+    def probability(counts: Iterable[int]) -> Fraction:
+        return sum((comb(trials, k) * p**k * (1 - p) ** (trials - k) for k in counts), Fraction(0))
+
+    assert probability(range(low)) <= doubt / 2 < probability(range(low + 1))
+    assert probability(range(high + 1, trials + 1)) <= doubt / 2
+    assert doubt / 2 < probability(range(high, trials + 1))
 
 
 def test_a_report_is_the_same_after_json() -> None:

@@ -86,6 +86,15 @@ def without(route: dict[str, Any], member: str) -> dict[str, Any]:
             "route 'photos': photo 'coffee.png': expected the member 'label' or 'index', "
             "got neither",
         ),
+        (
+            [PHOTOS | {"photos": [{"file": "coffee.png", "index": 967, "scores": {"1": "0.9"}}]}],
+            "route 'photos': photo 'coffee.png': member 'scores': expected an object of numbers, "
+            "got {'1': '0.9'}",
+        ),
+        (
+            [TENSORS | {"kind": "inference_service", "version_output": "version"}],
+            "route 'tensors': unknown member 'version_output'",
+        ),
     ],
 )
 def test_what_is_no_plan(directory: Path, routes: list[Any], sentence: str) -> None:

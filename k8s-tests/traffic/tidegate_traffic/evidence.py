@@ -7,11 +7,15 @@ only when the traffic and the fault are there to be seen in the report.
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Literal
 
 from tidegate_traffic import tables
 from tidegate_traffic.outcomes import Outcome
 from tidegate_traffic.report import Cell, FaultReport, Report
+
+DOUBT = Fraction(1, 10**9)
+"""With which probability a share that is as it should be is taken for another."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,39 @@ def missing(report: Report, expected: Expectation) -> list[str]:
             for sentence in _unproven_fault(report, good, fault)
         ),
     ]
+
+
+def answered(report: Report, model: str, begin_s: int, end_s: int) -> Mapping[str, int]:
+    """The good answers by version to requests for a model that were due in [begin_s, end_s)."""
+    came = Counter[str]()
+    for cell in report.cells:
+        if cell.model == model and cell.outcome is Outcome.OK and begin_s <= cell.second < end_s:
+            came[cell.version] += cell.count
+    return came
+
+
+def binomial_interval(trials: int, percent: int, doubt: Fraction = DOUBT) -> tuple[int, int]:
+    """Between which counts (both included) the successes lie of `trials` that each succeed with
+    `percent` % probability, except with probability `doubt`, half of it on either side.
+
+    Exact: tails are sums of whole numbers, the binomial terms times 100**trials.
+    """
+    return _quantile(trials, percent, doubt / 2), trials - _quantile(
+        trials, 100 - percent, doubt / 2
+    )
+
+
+def _quantile(trials: int, percent: int, doubt: Fraction) -> int:
+    """The largest count that is undercut with a probability of at most `doubt`."""
+    if percent in (0, 100):
+        return trials * percent // 100
+    term, undercut, count = (100 - percent) ** trials, 0, 0
+    most = 100**trials * doubt
+    while undercut + term <= most:
+        undercut += term
+        term = term * (trials - count) * percent // ((count + 1) * (100 - percent))
+        count += 1
+    return count
 
 
 def summary(report: Report) -> str:

@@ -18,7 +18,7 @@ from tidegate_traffic.outcomes import (
 )
 from tidegate_traffic.payloads import Echo
 from tidegate_traffic.plan import Plan, Route
-from tidegate_traffic.verdicts import ok, refused, unlike_model, wrong
+from tidegate_traffic.verdicts import ok, refused, told_otherwise, unlike_model, wrong
 
 # Trailing metadata of every answer that a gateway gave, errors included. An error without it was
 # made by the client's own gRPC library, or by the server's while it went down: no answer came.
@@ -84,10 +84,12 @@ class V2Sender:
             self._route, response.model_name, response.model_version, came_from
         ):
             return answer
-        difference = self._difference(sent, response)
-        if difference:
-            return wrong("content", difference, came_from, response.model_version)
-        return ok(came_from, response.model_version)
+        version = response.model_version
+        if difference := self._difference(sent, response):
+            return wrong("content", difference, came_from, version)
+        if told := self._told_otherwise(response):
+            return wrong("told version", told, came_from, version)
+        return ok(came_from, version)
 
     def _difference(self, sent: bytes, response: kserve_v2_pb2.ModelInferResponse) -> str:
         # Raw contents are those of the outputs in their order.
@@ -96,12 +98,25 @@ class V2Sender:
                 f"expected raw contents of {len(response.outputs)} outputs, "
                 f"got {len(response.raw_output_contents)}"
             )
-        for output, content in zip(response.outputs, response.raw_output_contents, strict=True):
-            if output.name == self._echo.output:
-                if output.datatype != self._echo.datatype:
-                    return f"expected {self._echo.datatype}, got {output.datatype}"
-                return _difference(self._echo, sent, output.shape, content)
-        return f"expected output {self._echo.output!r}, got {[o.name for o in response.outputs]}"
+        names = [output.name for output in response.outputs]
+        for wanted in filter(None, (self._echo.output, self._echo.version_output)):
+            if wanted not in names:
+                return f"expected output {wanted!r}, got {names}"
+        at = names.index(self._echo.output)
+        output, content = response.outputs[at], response.raw_output_contents[at]
+        if output.datatype != self._echo.datatype:
+            return f"expected {self._echo.datatype}, got {output.datatype}"
+        return _difference(self._echo, sent, output.shape, content)
+
+    def _told_otherwise(self, response: kserve_v2_pb2.ModelInferResponse) -> str:
+        if not self._echo.version_output:
+            return ""
+        names = [output.name for output in response.outputs]
+        told = response.raw_output_contents[names.index(self._echo.version_output)]
+        version = response.model_version
+        if told == payloads.packed("INT32", [int(version)]):
+            return ""
+        return told_otherwise(version, int.from_bytes(told, "little", signed=True))
 
     async def close(self) -> None:
         """Close the connection."""

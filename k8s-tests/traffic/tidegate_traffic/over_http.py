@@ -23,12 +23,14 @@ from tidegate_traffic.outcomes import (
 )
 from tidegate_traffic.payloads import Constant, Echo
 from tidegate_traffic.plan import Photo, Plan, Route
-from tidegate_traffic.verdicts import ok, refused, unlike_model, wrong
+from tidegate_traffic.verdicts import ok, refused, told_otherwise, unlike_model, wrong
 
 # Seconds. Below uvicorn's 5 s: a client that keeps idle connections for longer than its server
 # sends into one that the server is just closing, and would count that as the server's fault.
 _IDLE_S = 2.0
 _PIECES = 20
+# Of a score between 0 and 1: far more than processors differ by, and less than versions do.
+_SCORE_TOLERANCE = 0.004
 _BOUNDARY = "tidegate-traffic-b7f3c0d9"
 
 # Request number → path, headers and body.
@@ -125,8 +127,8 @@ def _judge_photo(route: Route, photo: Photo, document: Any, came_from: Origin) -
     try:
         model, version = document["model_name"], document["model_version"]
         best = document["top"][0]
-        label, index = best["label"], best["index"]
-    except (TypeError, KeyError, IndexError):
+        label, index, score = best["label"], best["index"], float(best["score"])
+    except (TypeError, ValueError, KeyError, IndexError):
         return wrong("form", f"expected a classification, got {document!r:.200}", came_from)
     if answer := unlike_model(route, model, version, came_from):
         return answer
@@ -138,6 +140,10 @@ def _judge_photo(route: Route, photo: Photo, document: Any, came_from: Origin) -
             came_from,
             version,
         )
+    expected = photo.scores.get(version, score)
+    if abs(score - expected) > _SCORE_TOLERANCE:
+        sentence = f"{photo.name}: expected score {expected:g} of version {version}, got {score:g}"
+        return wrong("score", sentence, came_from, version)
     return ok(came_from, version)
 
 
@@ -174,9 +180,11 @@ def _json_constant(constant: Constant) -> Mapping[str, object]:
 def _judge_json(route: Route, echo: Echo, number: int, document: Any, came_from: Origin) -> Answer:
     try:
         model, version = document["model_name"], document["model_version"]
-        output = next(item for item in document["outputs"] if item["name"] == echo.output)
+        outputs = {item["name"]: item for item in document["outputs"]}
+        output = outputs[echo.output]
         datatype, shape, data = output["datatype"], output["shape"], list(output["data"])
-    except (TypeError, KeyError, StopIteration):
+        told = outputs[echo.version_output]["data"] if echo.version_output else None
+    except (TypeError, KeyError):
         return wrong(
             "form",
             f"expected an answer with output {echo.output!r}, got {document!r:.200}",
@@ -192,6 +200,8 @@ def _judge_json(route: Route, echo: Echo, number: int, document: Any, came_from:
         difference = payloads.difference(payloads.values(number, echo.elements), data)
     if difference:
         return wrong("content", difference, came_from, version)
+    if told is not None and told != [int(version)]:
+        return wrong("told version", told_otherwise(version, told), came_from, version)
     return ok(came_from, version)
 
 

@@ -35,6 +35,8 @@ class Echo:
         datatype: of input and output.
         elements: both have shape (elements,).
         constants: further inputs.
+        version_output: a further output, INT32 of shape (1,), by which whoever answers says which
+            version it is; empty: there is none.
     """
 
     input: str
@@ -42,6 +44,7 @@ class Echo:
     datatype: str = "FP32"
     elements: int = 16
     constants: tuple[Constant, ...] = ()
+    version_output: str = ""
 
 
 def values(number: int, elements: int) -> list[int]:

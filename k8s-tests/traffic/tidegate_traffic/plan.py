@@ -36,12 +36,18 @@ OVER_HTTP = frozenset({Kind.PHOTO, Kind.V2_JSON})
 
 @dataclass(frozen=True)
 class Photo:
-    """An image file, and what its best class must be: by label, by index, or by both."""
+    """An image file, and what its best class must be: by label, by index, or by both.
+
+    Attributes:
+        scores: version → the score that it gives the best class. Two versions of a model agree on
+            the class, as a rule, and differ in the score; a version that is not here may give any.
+    """
 
     name: str
     content: bytes = field(repr=False)
     label: str | None
     index: int | None
+    scores: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -159,7 +165,7 @@ def _route(document: object, directory: Path) -> Route:
         headers=members.string_map("headers"),
         photos=_photos(members, directory) if kind is Kind.PHOTO else (),
         upload_s=members.number("upload_s", 0.0, least=0) if kind is Kind.PHOTO else 0.0,
-        echo=None if kind is Kind.PHOTO else _echo(members),
+        echo=None if kind is Kind.PHOTO else _echo(members, kind),
     )
     members.end()
     if route.versions and kind is Kind.INFERENCE_SERVICE:
@@ -184,6 +190,7 @@ def _photo(of: str, document: object, directory: Path) -> Photo:
     name = members.take("file", str)
     label = members.take("label", str) if "label" in document else None
     index = members.whole("index", 0, least=0) if "index" in document else None
+    scores = members.number_map("scores")
     members.end()
     if label is None and index is None:
         raise PlanError(f"{members.of}: expected the member 'label' or 'index', got neither")
@@ -191,10 +198,12 @@ def _photo(of: str, document: object, directory: Path) -> Photo:
         content = (directory / name).read_bytes()
     except OSError as error:
         raise PlanError(f"{members.of}: it cannot be read: {error}") from None
-    return Photo(name, content, label, index)
+    return Photo(name, content, label, index, scores)
 
 
-def _echo(members: "_Members") -> Echo:
+def _echo(members: "_Members", kind: Kind) -> Echo:
+    # An answer of the other kind does not say which version gave it: there is nothing to compare.
+    tells = kind is not Kind.INFERENCE_SERVICE
     return Echo(
         input=members.take("input", str),
         output=members.take("output", str),
@@ -203,6 +212,7 @@ def _echo(members: "_Members") -> Echo:
         constants=tuple(
             _constant(members.of, item) for item in members.take("constants", list, [])
         ),
+        version_output=members.take("version_output", str, "") if tells else "",
     )
 
 
@@ -278,6 +288,12 @@ class _Members:
         value = self._left.pop(name, {})
         if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
             raise self._unfit(name, "an object of strings", value)
+        return value
+
+    def number_map(self, name: str) -> dict[str, float]:
+        value = self._left.pop(name, {})
+        if not isinstance(value, dict) or not all(type(v) in (int, float) for v in value.values()):
+            raise self._unfit(name, "an object of numbers", value)
         return value
 
     def end(self) -> None:

@@ -28,6 +28,11 @@ def unlike_model(route: Route, model: object, version: object, came_from: Origin
     return None
 
 
+def told_otherwise(version: str, told: object) -> str:
+    """The sentence for an answer that is named after one version and has another's content."""
+    return f"the answer is said to be of version {version}, its content says {told}"
+
+
 def refused(status: str, sentence: str, came_from: Origin) -> Answer:
     """The answer is an error: an HTTP status or a gRPC code."""
     return Answer(

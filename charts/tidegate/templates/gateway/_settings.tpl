@@ -91,6 +91,13 @@ write 67108864 as 6.7108864e+07.
 
 {{/* The settings of the group routing where the operator writes the table, as JSON. */}}
 {{- define "tidegate.operatedRouting" -}}
+{{- $settings := .Values.gateway.settings -}}
+{{- $given := dict "engine.address" $settings.engine.address "engine.loader_port" $settings.engine.loader_port "discovery.service" ($settings.discovery | default dict).service -}}
+{{- range $name, $value := $given -}}
+{{- if $value -}}
+{{- fail (printf "gateway.settings.%s: expected none, since operator.enabled: it rolls models in the chart's own engines, got %v" $name $value) -}}
+{{- end -}}
+{{- end -}}
 {{- $routing := deepCopy (.Values.gateway.settings.routing | default dict) -}}
 {{- range list "table" "config_map" "folder" -}}
 {{- with get $routing . -}}

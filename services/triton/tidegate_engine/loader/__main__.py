@@ -95,7 +95,7 @@ def _loader(given: Settings, engine: Triton) -> Loader:
         Bookkeeping(rules),
         repository,
         engine,
-        address=given.triton.address,
+        watched=given.triton.metrics,
         poll_s=given.triton.poll_s,
         connect_pause_s=given.triton.connect_pause_s,
         proof_timeout_s=given.proof.timeout_s,

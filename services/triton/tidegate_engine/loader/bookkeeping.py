@@ -94,7 +94,7 @@ class _Failure:
 @dataclass(slots=True)
 class _Version:
     copy: Copy | None = None
-    stale: bool = False  # what lies there is from before the table dropped the version
+    stale: bool = False  # what lies there is not to be used: it was dropped, or has another config
     state: State | None = None
     requests: int = 0
     failure: _Failure | None = None
@@ -257,6 +257,9 @@ class Bookkeeping:
         known.copy, known.failure = copy, None
         in_force = self._config(action.model)
         if action.version != self._first(action.model) and config != in_force:
+            # Not to be kept: a failure is forgotten with Triton, and what lies there is not asked
+            # about its configuration again.
+            known.stale = True
             self._fail(
                 action.model,
                 action.version,
@@ -518,6 +521,7 @@ class Bookkeeping:
         if not error and added is not None and added.state is not State.READY:
             error = "Triton does not have it after loading the model"
         if not error:
+            model.config_error = ""
             if added is not None:
                 added.failure = None
             if model.loaded_config != action.config:

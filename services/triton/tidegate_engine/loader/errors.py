@@ -11,7 +11,11 @@ import re
 _LONGEST = 300
 # Paths and URLs; and addresses of hosts.
 _PLACES = re.compile(r"(?:[A-Za-z][\w+.-]*://|(?<![\w.])~?/|(?:[\w.-]+/){2})[^\s'\"(),;]*")
-_ADDRESSES = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b")
+_ADDRESSES = re.compile(
+    r"\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b"
+    r"|\[[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\](?::\d+)?"
+    r"|\b[\w-]+(?:\.[\w-]+)+:\d+\b"
+)
 
 
 class LoaderError(Exception):

@@ -35,7 +35,7 @@ class Loader:
         book: knows nothing yet.
         repository: the local one, with nobody else writing to it.
         engine: the Triton that reads it.
-        address: host:port of Triton's HTTP API.
+        watched: host:port of Triton's metrics, where a connection tells whether it runs.
         poll_s: seconds between two questions to Triton what it has.
         connect_pause_s: seconds between two tries to connect to a Triton that does not run.
         proof_timeout_s: seconds for a golden request.
@@ -47,7 +47,7 @@ class Loader:
         repository: Repository,
         engine: Triton,
         *,
-        address: str,
+        watched: str,
         poll_s: float,
         connect_pause_s: float,
         proof_timeout_s: float,
@@ -56,7 +56,7 @@ class Loader:
         self.book = book
         self._repository = repository
         self._triton = engine
-        self._address = address
+        self._watched = watched
         self._poll_s = poll_s
         self._connect_pause_s = connect_pause_s
         self._proof_timeout_s = proof_timeout_s
@@ -97,7 +97,7 @@ class Loader:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(
                 triton.watch(
-                    self._address,
+                    self._watched,
                     started=self._started,
                     gone=self._gone,
                     pause_s=self._connect_pause_s,
@@ -183,11 +183,18 @@ class Loader:
                 case Fetch():
                     await self._fetch(action)
                 case Discard():
-                    await asyncio.to_thread(self._repository.discard, action.model, action.version)
-                    self.book.discarded(action)
+                    await self._discard(action)
                 case Load() | Unload():
                     await self._change(action, boot)
         self._wake.set()
+
+    async def _discard(self, action: Discard) -> None:
+        try:
+            await asyncio.to_thread(self._repository.discard, action.model, action.version)
+        except OSError as error:
+            # It takes up room, and is in nobody's way; a restart of the loader tries again.
+            _log.error("a version cannot be removed: %s", error.strerror)
+        self.book.discarded(action)
 
     async def _fetch(self, action: Fetch) -> None:
         about = {"model": action.model, "version": action.version}
@@ -265,6 +272,9 @@ class Loader:
             pass
         except LoaderError as failure:
             why = str(failure)
+        except (ValueError, TypeError, LookupError) as error:
+            # What is expected, or what came, is in a form that nobody has thought of.
+            verdict, why = Verdict.BAD, f"the golden request cannot be judged: {error}"
         if verdict is not Verdict.GOOD:
             _log.warning(
                 "golden request: %s",

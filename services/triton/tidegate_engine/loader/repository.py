@@ -149,7 +149,7 @@ class Repository:
     def discard(self, model: str, version: str) -> None:
         """Remove a version, which Triton must not have loaded; `version` "": the whole model."""
         place = self._local / model / version if version else self._local / model
-        leaving = self._incoming_path(place).with_suffix(".leaving")
+        leaving = self._incoming / f"{self._incoming_path(place).name}.leaving"
         _remove(leaving)
         if place.is_symlink() or place.exists():
             place.rename(leaving)
@@ -242,7 +242,8 @@ def _forbid_cache(folder: Path) -> None:
 def _digested(parts: Mapping[str, tuple[int, str]]) -> Copy:
     whole = hashlib.sha256()
     for path, (size, digest) in sorted(parts.items()):
-        whole.update(f"{path}\0{size}\0{digest}\n".encode())
+        # A name that is no UTF-8 counts by its bytes.
+        whole.update(f"{path}\0{size}\0{digest}\n".encode(errors="surrogateescape"))
     return Copy(f"sha256:{whole.hexdigest()}", sum(size for size, _ in parts.values()))
 
 

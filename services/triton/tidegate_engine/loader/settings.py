@@ -70,7 +70,8 @@ class TritonSettings(_Group):
     address: Address = "127.0.0.1:8000"
     """host:port of its HTTP API."""
     metrics: Address = "127.0.0.1:8002"
-    """host:port of its metrics, which tell the memory of the GPUs."""
+    """host:port of its metrics, which tell the memory of the GPUs, and by a connection that is kept
+    whether it runs."""
     key: SecretStr = SecretStr("")
     """Key of its repository API; empty: that is not restricted."""
     load_timeout_s: Seconds = 600.0

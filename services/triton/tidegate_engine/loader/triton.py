@@ -218,10 +218,12 @@ async def watch(
 ) -> None:
     """Tell when Triton begins to run and when it ends, however short it was away; never ends.
 
-    One connection is kept open, on which nothing is ever sent. The kernel ends it with Triton.
+    One connection is kept open, on which nothing is ever sent. The kernel ends it with Triton. It
+    is one to its metrics: told to stop, Triton awaits the end of those to its other ports for as
+    long as it may take to exit. They are also the last port that it opens.
 
     Args:
-        address: host:port of its HTTP API.
+        address: host:port of its metrics.
         pause_s: seconds between two tries to connect.
     """
     host, _, port = address.rpartition(":")

@@ -13,9 +13,14 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from tidegate_table.document import Phase as Roll
+
 from .simulation import BAD, GOOD, LONG_S, MODEL, Engine, Gateway, World
 
 HISTORIES = int(os.environ.get("SIMULATION_HISTORIES", "200"))
+
+GOOD_VERSION = 5
+"""What histories that begin in mid-roll roll to; versions 2 to 4 may be bad."""
 
 WHICH = st.integers(0, 7)
 SECONDS = st.sampled_from([0.5, 5, LONG_S])
@@ -33,14 +38,24 @@ class Cluster(RuleBasedStateMachine):
         gateways=st.integers(1, 3),
         kinds=st.lists(st.sampled_from([GOOD, GOOD, *BAD]), min_size=3, max_size=3),
         seed=st.integers(0, 3),
-        serves=st.booleans(),
+        begins=st.sampled_from([None, "served", "served", *Roll]),
     )
-    def begin(self, engines: int, gateways: int, kinds: list[str], seed: int, serves: bool) -> None:
+    def begin(
+        self, engines: int, gateways: int, kinds: list[str], seed: int, begins: Roll | str | None
+    ) -> None:
+        """An empty cluster, one that serves version 1, or one in the middle of a roll."""
         self.world = world = World(engines, gateways, seed)
         world.kinds = {str(2 + index): kind for index, kind in enumerate(kinds) if kind != GOOD}
         world.apply_rollout(1)
-        if serves:
-            world.until(lambda: world.table is not None and MODEL in world.table.models)
+        if begins is None:
+            return
+        world.until(lambda: world.table is not None and MODEL in world.table.models)
+        if isinstance(begins, Roll):
+            world.apply_rollout(GOOD_VERSION)
+            if begins is Roll.ROLLING_BACK:
+                world.until(lambda: world.phase is Roll.STEPPING)
+                world.apply_rollout(1)
+            world.until(lambda: world.phase is begins)
 
     def gateway(self, which: int) -> Gateway | None:
         found = [*self.world.gateways.values()]
@@ -207,7 +222,7 @@ class Cluster(RuleBasedStateMachine):
 
     # People
 
-    @rule(version=st.integers(1, 4))
+    @rule(version=st.integers(1, 5))
     def version_set(self, version: int) -> None:
         self.world.change(version=version)
 
@@ -222,25 +237,33 @@ class Cluster(RuleBasedStateMachine):
     def policies_set(self, on_failure: str, on_delete: str) -> None:
         self.world.change(onFailure=on_failure, onDelete=on_delete)
 
+    # With the table and all statuses gone, while all who hold it are away, nobody knows any more.
+    @precondition(lambda self: self.world.table is not None)
     @rule(name=st.sampled_from(["roll", "another"]))
     def deleted(self, name: str) -> None:
         self.world.delete_rollout(name)
 
     @rule(
-        version=st.integers(1, 4),
+        version=st.integers(1, 5),
         name=st.sampled_from(["roll", "roll", "another"]),
         on_delete=st.sampled_from(["Keep", "Unload"]),
     )
     def applied(self, version: int, name: str, on_delete: str) -> None:
         self.world.apply_rollout(version, name, onDelete=on_delete)
 
+    @precondition(lambda self: bool(self.world.api.rollouts))
     @rule()
     def config_map_deleted(self) -> None:
         self.world.delete_config_map()
 
+    @precondition(lambda self: bool(self.world.api.rollouts))
     @rule()
     def config_map_spoilt(self) -> None:
         self.world.spoil_config_map()
+
+    @rule()
+    def candidate_spoilt(self) -> None:
+        self.world.spoil_candidate()
 
     @rule(index=WHICH)
     def config_map_put_back(self, index: int) -> None:
