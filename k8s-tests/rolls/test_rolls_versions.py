@@ -136,8 +136,11 @@ def test_a_gateway_killed_without_the_api_server_comes_back_on_the_table_that_it
             finally:
                 control_plane.restart("kube-apiserver")
                 eventually(lambda: is_there(rolls.kube), "the API server is back")
+            rolls.wait(
+                lambda: rolls.container(victim, "gateway").restarts > container.restarts,
+                f"{victim} is known to have been started again",
+            )
             rolls.wait(lambda: rolls.container(victim, "gateway").ready, f"{victim} is ready")
-            assert rolls.container(victim, "gateway").restarts > container.restarts
             rolls.let_go_on(MODEL)
             rolls.await_settled(MODEL, 2)
             part.await_answers_of(2, rolls.engines())
