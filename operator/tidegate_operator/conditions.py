@@ -9,7 +9,7 @@ from typing import Any
 
 from tidegate_operator.guards import listed
 from tidegate_operator.situation import Decision, Fail, Observed, VersionSeen, Wait, Write
-from tidegate_operator.spec import Rollout
+from tidegate_operator.spec import Failed, Rollout
 from tidegate_table.document import ModelRoutes, Phase, Roll
 
 MOST_HISTORY = 10
@@ -121,15 +121,10 @@ def _gateways(decision: Decision) -> tuple[str, str, str]:
 
 def _failed(seen: Observed, decision: Decision, generation: int) -> dict[str, Any] | None:
     """What must not be tried again under this generation of the spec."""
-    if isinstance(decision, Fail):
-        return {
-            "version": int(decision.version),
-            "generation": generation,
-            "reason": decision.reason,
-            "message": decision.message,
-        }
     rollout = seen.rollout
     failed = rollout.failed if isinstance(rollout, Rollout) else None
+    if isinstance(decision, Fail):
+        failed = Failed(decision.version, generation, decision.reason, decision.message)
     if failed is None or failed.generation != generation:
         return None
     return {

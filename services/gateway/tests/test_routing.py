@@ -5,7 +5,6 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +20,6 @@ from tidegate_table.document import (
     parse,
 )
 
-PAGE = Path(__file__).parents[3] / "docs" / "routing.md"
-
 DOCUMENT: dict[str, Any] = {
     "schema": 1,
     "revision": 7,
@@ -35,7 +32,6 @@ DOCUMENT: dict[str, Any] = {
 TABLE = parse(DOCUMENT)
 
 VERSIONS = st.integers(1, 10**19 - 1).map(str)
-NAMES = st.text(min_size=1, max_size=8)
 
 
 def anywhere(model: str, version: str) -> bool:

@@ -6,7 +6,6 @@ the moment that it is loaded.
 """
 
 import asyncio
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -80,9 +79,10 @@ class Loaders:
         Raises:
             Silent: nothing that can be used.
         """
+        host = endpoint.address.rpartition(":")[0]
         try:
             async with asyncio.timeout(self._timeout_s):
-                content = await self._content(f"http://{_host(endpoint)}:{self._port}/status")
+                content = await self._content(f"http://{host}:{self._port}/status")
         except TimeoutError:
             raise Silent(f"no answer within {self._timeout_s:g} s") from None
         except httpx2.HTTPError as error:
@@ -121,13 +121,3 @@ def read(content: bytes) -> Report:
         }
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise Silent(f"expected a loader's status: {type(error).__name__}: {error}") from None
-
-
-def _host(endpoint: Endpoint) -> str:
-    host = endpoint.address.rpartition(":")[0].strip("[]")
-    # A name is looked up as it is.
-    try:
-        is_six = ipaddress.ip_address(host).version == 6
-    except ValueError:
-        is_six = False
-    return f"[{host}]" if is_six else host
