@@ -275,7 +275,7 @@ class Engine(Follower):
 
     def start_loader(self) -> None:
         if self.book is None:
-            self.book = Bookkeeping()
+            self.book = Bookkeeping(name=self.name)
             self.book.restored(self.memory, self.local)
             self.begin()
 

@@ -92,7 +92,7 @@ def a_candidate_that_never_answers(world: World) -> None:
 
 
 def without_proofs(patch: Patch, world: World) -> None:
-    patch.setattr(guards, "unproven", lambda *_: [])
+    patch.setattr(guards, "unproven_of", lambda *_: [])
 
 
 def an_engine_that_comes_back_with_an_old_table(world: World) -> None:
@@ -114,8 +114,10 @@ def an_engine_that_comes_back_with_an_old_table(world: World) -> None:
 
 
 def proofs_of_any_revision(patch: Patch, world: World) -> None:
-    unproven = guards.unproven
-    patch.setattr(guards, "unproven", lambda seen, version, since: unproven(seen, version, 0))
+    unproven_of = guards.unproven_of
+    patch.setattr(
+        guards, "unproven_of", lambda loaders, version, _: unproven_of(loaders, version, 0)
+    )
 
 
 def _engine_about_to_unload(world: World) -> Engine:

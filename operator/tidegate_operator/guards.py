@@ -7,7 +7,7 @@ shows what then goes wrong.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tidegate_operator.situation import Memory, Observed, VersionSeen
+from tidegate_operator.situation import LoaderSeen, Memory, Observed, VersionSeen
 
 # Names that a message lists before it says how many more there are.
 _MOST_NAMES = 3
@@ -30,11 +30,15 @@ def unproven(seen: Observed, version: str, since: int) -> list[str]:
     """The engines that get requests and have not proven a version, by a report of that revision or
     later."""
     engines = seen.engines
-    if not engines:
-        return ["there is none"]
+    return unproven_of(engines, version, since) if engines else ["there is none"]
+
+
+def unproven_of(loaders: Sequence[LoaderSeen], version: str, since: int) -> list[str]:
+    """Those of these engines that have not proven a version, by a report of that revision or
+    later."""
     return [
         loader.name
-        for loader in engines
+        for loader in loaders
         if loader.revision is None
         or loader.revision < since
         or not loader.versions.get(version, VersionSeen()).proven

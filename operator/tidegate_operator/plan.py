@@ -131,7 +131,10 @@ def _begin(seen: Observed, rollout: Rollout, loads: Loads, *, origin: str) -> De
     engines = seen.engines
     if fault := faults.unfit(rollout, loads, engines) or faults.too_large(rollout, engines):
         return fault
-    return writes.begun(seen, rollout, loads, origin)
+    # One that takes Triton with it when it is loaded takes one engine, and not all at once. A first
+    # version has nothing to lose.
+    first = engines[0].name if origin and len(engines) > 1 else ""
+    return writes.begun(seen, rollout, loads, origin, first)
 
 
 # Back
@@ -186,6 +189,8 @@ def _load(seen: Observed, rollout: Rollout, loads: Loads, roll: Roll) -> Decisio
     target, engines = roll.target, seen.engines
     if fault := faults.unfit(rollout, loads, engines) or faults.digests(roll, loads, engines):
         return fault
+    if roll.engine:
+        return _load_one(seen, rollout, loads, roll)
     if missing := guards.unproven(seen, target, roll.since):
         there = len(engines) - len(missing)
         of = f"{max(there, 0)} of {len(engines)} engines have proven version {target}"
@@ -197,6 +202,21 @@ def _load(seen: Observed, rollout: Rollout, loads: Loads, roll: Roll) -> Decisio
     if not roll.origin:
         return writes.served(seen, loads, roll, len(engines))
     return writes.weighed(seen, rollout, loads, roll, step=0)
+
+
+def _load_one(seen: Observed, rollout: Rollout, loads: Loads, roll: Roll) -> Decision:
+    """One engine loads and proves the candidate before the others do."""
+    if roll.engine not in {loader.name for loader in seen.loaders}:
+        # It is gone for good, whatever it was that took it.
+        first = next((each.name for each in seen.engines), "")
+        return writes.spread(seen, loads, roll, first) if first else Wait("Loading", "no engine")
+    if roll.engine in guards.unproven_of(seen.loaders, roll.target, roll.since):
+        message = f"{roll.engine} has not proven version {roll.target} yet; the others wait for it"
+        return Wait("Loading", message)
+    if rollout.spec.paused:
+        message = f"version {roll.target} is proven on {roll.engine}, but the spec says paused"
+        return Wait("Paused", message)
+    return writes.spread(seen, loads, roll, "")
 
 
 def _hold(  # noqa: PLR0913, PLR0917

@@ -24,8 +24,8 @@ def governed(seen: Observed, rollout: Rollout, loads: Loads) -> Write:
     return Write(replace(loads, policy=policy_of(rollout)), seen.routes, "Governed", message)
 
 
-def begun(seen: Observed, rollout: Rollout, loads: Loads, origin: str) -> Write:
-    """A roll begins: every engine is to load the candidate."""
+def begun(seen: Observed, rollout: Rollout, loads: Loads, origin: str, engine: str) -> Write:
+    """A roll begins: that engine is to load the candidate, or, where it is "", every one."""
     target = rollout.spec.version
     proofs = {name: proof for name, proof in loads.proofs.items() if name != target}
     if seen.proof is not None:
@@ -34,11 +34,18 @@ def begun(seen: Observed, rollout: Rollout, loads: Loads, origin: str) -> Write:
         loads,
         versions={**loads.versions, target: rollout.spec.digest},
         proofs=proofs,
-        roll=Roll(origin, target, Phase.LOADING, 0, seen.next_revision),
+        roll=Roll(origin, target, Phase.LOADING, 0, seen.next_revision, engine),
         policy=policy_of(rollout),
     )
     beside = f" beside version {origin}" if origin else ""
-    return Write(loads, seen.routes, "Loading", f"every engine loads version {target}{beside}")
+    who = engine or "every engine"
+    return Write(loads, seen.routes, "Loading", f"{who} loads version {target}{beside}")
+
+
+def spread(seen: Observed, loads: Loads, roll: Roll, engine: str) -> Write:
+    """Another engine, or, where it is "", every one is to load the candidate as well."""
+    message = f"{engine or 'every engine'} loads version {roll.target}"
+    return _entered(seen, loads, replace(roll, engine=engine), seen.routes, message)
 
 
 def pinned(loads: Loads, version: str, config: str, digest: str) -> Loads:

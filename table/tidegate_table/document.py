@@ -99,6 +99,8 @@ class Roll:
         phase: how far it has come.
         step: the index of the step, from 0, while it is stepping.
         since: the revision of the table that brought this phase and step.
+        engine: while it is loading, the one engine that is to load the candidate before the others
+            do, by its pod's name; "": all of them.
     """
 
     origin: str
@@ -106,6 +108,11 @@ class Roll:
     phase: Phase
     step: int
     since: int
+    engine: str = ""
+
+    def is_held_back(self, version: str, engine: str) -> bool:
+        """Whether that engine is to wait with a version until another one has proven it."""
+        return version == self.target and self.engine not in ("", engine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +297,12 @@ def _roll(member: Any) -> Roll | None:
     if member is None:
         return None
     return Roll(
-        member["from"], member["to"], Phase(member["phase"]), member["step"], member["since"]
+        member["from"],
+        member["to"],
+        Phase(member["phase"]),
+        member["step"],
+        member["since"],
+        member.get("engine", ""),
     )
 
 
@@ -333,6 +345,7 @@ def _written_loads(loads: Loads) -> dict[str, Any]:
             "phase": roll.phase.value,
             "step": roll.step,
             "since": roll.since,
+            "engine": roll.engine,
         },
         "policy": policy and {"uid": policy.uid, "onDelete": policy.on_delete},
         **loads.unknown,
@@ -504,6 +517,8 @@ def _roll_faults(where: str, roll: object, versions: Mapping[str, Any]) -> Itera
         yield f"{where}: phase: expected one of {', '.join(Phase)}, got {_got(roll, 'phase')}"
     if not _is_whole(roll.get("step"), 0):
         yield f"{where}: step: expected a whole number from 0, got {_got(roll, 'step')}"
+    if not isinstance(roll.get("engine", ""), str):
+        yield f"{where}: engine: expected a text, got {_got(roll, 'engine')}"
     if not _is_whole(roll.get("since"), 1):
         yield f"{where}: since: expected a whole number from 1, got {_got(roll, 'since')}"
 

@@ -92,7 +92,7 @@ def _loader(given: Settings, engine: Triton) -> Loader:
         given.repository.path, given.repository.local, link=given.repository.fetch == "link"
     )
     return Loader(
-        Bookkeeping(rules),
+        Bookkeeping(rules, given.name or socket.gethostname()),
         repository,
         engine,
         watched=given.triton.metrics,

@@ -144,17 +144,22 @@ class _Model:
 class Bookkeeping:
     """All that a loader knows.
 
+    Args:
+        rules: the limits.
+        name: of the engine, as the table may name it.
+
     Attributes:
         table: the one in force, or None.
         boot: the start of Triton that all is known of; 0 while it does not run.
         gpu_memory: bytes used and bytes in all on the engine's GPUs, or None.
     """
 
-    def __init__(self, rules: Rules | None = None) -> None:
+    def __init__(self, rules: Rules | None = None, name: str = "") -> None:
         self.table: Table | None = None
         self.boot = 0
         self.gpu_memory: tuple[int, int] | None = None
         self._rules = rules or Rules()
+        self._name = name
         self._models: dict[str, _Model] = {}
         self._listed = False
         self._restored_trials: Mapping[str, str] = {}
@@ -441,7 +446,7 @@ class Bookkeeping:
         return self.table.loads if self.table is not None else {}
 
     def _wants(self, name: str, version: str) -> bool:
-        return name in self._loads() and version in self._loads()[name].versions
+        return version in self._wanted(name)
 
     def _stable(self, name: str) -> str:
         routes = self.table.models.get(name) if self.table is not None else None
@@ -449,9 +454,14 @@ class Bookkeeping:
 
     def _wanted(self, name: str) -> list[str]:
         """In order of importance: the one that serves, then as the table has them."""
-        loads = self._loads().get(name)
-        stable = self._stable(name)
-        return sorted(loads.versions if loads is not None else (), key=lambda each: each != stable)
+        loads, stable = self._loads().get(name), self._stable(name)
+        if loads is None:
+            return []
+        roll = loads.roll
+        return sorted(
+            (v for v in loads.versions if roll is None or not roll.is_held_back(v, self._name)),
+            key=lambda each: each != stable,
+        )
 
     def _first(self, name: str) -> str:
         return next(iter(self._wanted(name)), "")

@@ -130,6 +130,9 @@ class Settings(BaseSettings):
         cli_hide_none_type=True,
     )
 
+    name: str = Field(default="", max_length=253)
+    """The engine's, as the routing table may name it: its pod's. Empty: the host name, which in a
+    pod of a StatefulSet is that."""
     repository: RepositorySettings = RepositorySettings()
     table: TableSettings = TableSettings()
     triton: TritonSettings = TritonSettings()
