@@ -815,3 +815,66 @@ def test_whatever_is_seen_there_is_one_next_step_and_its_table_can_be_read(  # n
     if seen.routes is not None and seen.loads is not None and routes is None:
         assert loads is not None
         assert seen.routes.stable in loads.versions
+
+
+# One engine first
+
+
+def test_one_engine_loads_a_candidate_before_the_others() -> None:
+    """A candidate that takes Triton with it when it is loaded takes one."""
+    two = (loader(v2=None), loader("engine-1", v2=None))
+    begun = step(observed(STABLE, loaders=two))
+    assert isinstance(begun, Write)
+    assert begun.loads is not None
+    assert begun.loads.roll == Roll("1", "2", Phase.LOADING, 0, REVISION + 1, "engine-0")
+
+    alone = step(observed(STABLE, loaders=(loader(v2=None),)))
+    assert isinstance(alone, Write)
+    assert alone.loads is not None
+    assert alone.loads.roll is not None
+    assert alone.loads.roll.engine == ""
+
+
+def on_one(*loaders: LoaderSeen, acts: Rollout = ROLLOUT) -> Decision:
+    """The step where engine-0 is to load the candidate alone."""
+    roll = Roll("1", "2", Phase.LOADING, 0, SINCE, "engine-0")
+    loads = replace(LOADING.loads[MODEL], roll=roll)
+    return step(observed(replace(LOADING, loads={MODEL: loads}), acts, loaders=loaders))
+
+
+def spread_to(decision: Decision) -> str:
+    assert isinstance(decision, Write)
+    assert decision.loads is not None
+    assert decision.loads.roll is not None
+    assert decision.loads.roll.phase is Phase.LOADING
+    assert decision.loads.roll.since == REVISION + 1
+    return decision.loads.roll.engine
+
+
+def test_the_others_follow_when_it_is_proven_there() -> None:
+    other = loader("engine-1", v2=None)
+    waits = on_one(loader(v2=NOT_PROVEN), other)
+    assert isinstance(waits, Wait)
+    assert waits.message == "engine-0 has not proven version 2 yet; the others wait for it"
+    assert isinstance(on_one(loader(ready=False, v2=NOT_PROVEN), other), Wait)
+    assert spread_to(on_one(loader(), other)) == ""
+    paused = on_one(loader(), other, acts=rollout(paused=True))
+    assert isinstance(paused, Wait)
+    assert paused.reason == "Paused"
+
+
+def test_another_one_takes_the_place_of_one_that_is_gone() -> None:
+    assert spread_to(on_one(loader("engine-3", v2=None))) == "engine-3"
+    assert isinstance(on_one(), Wait)
+
+
+def test_what_failed_on_the_first_engine_never_gets_to_the_others() -> None:
+    failed = on_one(loader(v2=WRONG), loader("engine-1", v2=None))
+    assert isinstance(failed, Fail)
+    roll = Roll("1", "2", Phase.LOADING, 0, SINCE, "engine-0")
+    at = replace(LOADING, loads={MODEL: replace(LOADING.loads[MODEL], roll=roll)})
+    back = step(observed(at, rollout(failed=HAS_FAILED)))
+    assert isinstance(back, Write)
+    assert back.loads is not None
+    assert back.loads.roll is not None
+    assert (back.loads.roll.phase, back.loads.roll.engine) == (Phase.ROLLING_BACK, "engine-0")

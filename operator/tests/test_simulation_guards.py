@@ -593,7 +593,7 @@ GUARDS: Sequence[Guard] = [
         "not wanted again before it is gone",
         without_waiting_for_unloads,
         a_version_wanted_again_while_it_is_unloaded,
-        "gets weight and is not proven on engine-2",
+        "gets weight and is not proven on engine-1",
     ),
     Guard(
         "not proven while it is taken out",
@@ -677,7 +677,7 @@ GUARDS: Sequence[Guard] = [
         "written over what was read",
         writes_over_anything,
         an_operator_that_is_held_up,
-        "revision 6 is written over 7",
+        "revision 7 is written over 8",
     ),
     Guard(
         "followed by revision",

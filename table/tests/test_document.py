@@ -312,7 +312,14 @@ LOADS: dict[str, Any] = {
     "config": 'name: "m"',
     "versions": {"1": {"digest": f"sha256:{'a' * 64}"}, "2": {"digest": ""}},
     "proofs": {"2": {"request": {"inputs": []}, "outputs": None, "tolerance": 0.5}},
-    "roll": {"from": "1", "to": "2", "phase": "Stepping", "step": 1, "since": 6},
+    "roll": {
+        "from": "1",
+        "to": "2",
+        "phase": "Stepping",
+        "step": 1,
+        "since": 6,
+        "engine": "",
+    },
     "policy": {"uid": "u", "onDelete": "Unload"},
     "engines": {"engine-0": ["1"]},
 }

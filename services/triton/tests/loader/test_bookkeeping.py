@@ -468,3 +468,20 @@ Histories.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.too_slow],
 )
 TestHistories = Histories.TestCase
+
+
+def test_a_version_that_another_engine_is_to_prove_first_is_left_alone(world: World) -> None:
+    """Whatever the phase: one that failed there must not be loaded here on the way back."""
+    world.book = Bookkeeping(RULES, "engine-1")
+    world.start()
+    for revision, phase, engine, there in (
+        (5, Phase.LOADING, "engine-0", {"1"}),
+        (6, Phase.ROLLING_BACK, "engine-0", {"1"}),
+        (7, Phase.LOADING, "engine-1", {"1", "2"}),
+        (8, Phase.LOADING, "", {"1", "2"}),
+    ):
+        roll = Roll("1", "2", phase, 0, revision, engine)
+        world.book.applied(table(revision, "1", "2", roll=roll))
+        world.settle()
+        assert world.ready["a"] == there, (revision, engine)
+        assert ("2" in world.book.report()["models"]["a"]["versions"]) is (len(there) == 2)
