@@ -69,7 +69,7 @@ cluster-down: ## Takes the test cluster away, whatever is left of it.
 e2e: setup ## Runs the tests on a cluster: that of `make cluster`, or CONTEXT=name of yours.
 	@REQUIRE_ALL=$(if $(CONTEXT),,1) .venv/bin/python -m pytest k8s-tests $(TESTS)
 
-e2e-full: setup ## The rolls on the test cluster with every fault in every phase (ROLL_SEED=n: in that order).
+e2e-full: setup ## The tests of rolls on the test cluster, with every fault in every phase (ROLL_SEED=n: in that order).
 	@REQUIRE_ALL=1 E2E_FULL=1 .venv/bin/python -m pytest k8s-tests $(or $(TESTS),-k rolls)
 
 clean: ## Removes what was set up and built inside this folder.

@@ -9,23 +9,34 @@ import os
 import subprocess
 import sys
 from collections.abc import Generator, Iterator, Sequence
-from pathlib import Path
+from contextlib import contextmanager
 
 import pytest
 
-from installation import NAMESPACE, RELEASE, ROOT, install_words
-from kubernetes import CommandFailed, Kubernetes
+from failures import keep, log_words
+from installation import ENGINES, GATEWAYS, NAMESPACE, RELEASE, ROOT, install_words
+from kubernetes import Kubernetes
 from node.cluster import Cluster
 from node.config import Options
 from node.errors import ClusterError
 from node.layout import CONTEXT
+from stage import Stage
 
 EVIDENCE = ("test_disruption.py", "test_engines.py", "test_outages.py", "rolls/")
-# Rolls take half an hour: `make e2e-full`.
-collect_ignore = [] if os.environ.get("E2E_FULL") else ["rolls"]
 
-FAILURES = ROOT / ".run" / "e2e"
 IMAGES = ROOT / ".run" / "images"
+
+# Of the whole cluster, and of the release of most tests.
+KEPT = {
+    "pods.txt": ("get", "pods", "--all-namespaces", "--output=wide"),
+    "nodes.txt": ("describe", "nodes"),
+    "events.txt": ("get", "events", "--all-namespaces", "--sort-by=.lastTimestamp"),
+    "describe.txt": ("describe", "pods,services,endpointslices", "--all-namespaces"),
+    "gateway.log": log_words(NAMESPACE, GATEWAYS),
+    "engine.log": log_words(NAMESPACE, ENGINES),
+    "gateway-before.log": log_words(NAMESPACE, GATEWAYS, "--previous"),
+    "engine-before.log": log_words(NAMESPACE, ENGINES, "--previous"),
+}
 
 _failed = pytest.StashKey[bool]()
 _kube = pytest.StashKey[Kubernetes]()
@@ -62,13 +73,28 @@ def kube(request: pytest.FixtureRequest) -> Kubernetes:
 
 
 @pytest.fixture(scope="session")
-def release(kube: Kubernetes) -> Iterator[Kubernetes]:
+def stage() -> Iterator[Stage]:
+    """Where releases are installed."""
+    with Stage() as made:
+        yield made
+
+
+@pytest.fixture
+def release(kube: Kubernetes, stage: Stage) -> Kubernetes:
     """Three engines and two gateways, installed as the chart's page tells; for all tests that do
     not change it for good."""
-    kube.helm(*install_words(), timeout_s=400)
-    yield kube
-    kube.helm("uninstall", RELEASE, f"--namespace={NAMESPACE}", "--wait", "--cascade=foreground")
-    kube.kubectl("delete", "namespace", NAMESPACE)
+    return stage.shows("release", lambda: _installed(kube))
+
+
+@contextmanager
+def _installed(kube: Kubernetes) -> Iterator[Kubernetes]:
+    try:
+        kube.helm(*install_words(), timeout_s=400)
+        yield kube
+    finally:
+        words = (RELEASE, f"--namespace={NAMESPACE}", "--ignore-not-found")
+        kube.helm("uninstall", *words, "--wait", "--cascade=foreground")
+        kube.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -93,41 +119,9 @@ def pytest_runtest_makereport(
     kube = item.config.stash.get(_kube, None) if "kube" in _fixtures(item) else None
     if call.excinfo is not None and kube is not None and not item.stash.get(_failed, False):
         item.stash[_failed] = True
-        report.sections.append(("the cluster's state", f"kept in {keep_state(kube, item.name)}"))
+        folder = keep(kube, item.name, KEPT)
+        report.sections.append(("the cluster's state", f"kept in {folder}"))
     return report
-
-
-def keep_state(kube: Kubernetes, name: str) -> Path:
-    """Write what there is in the cluster, what happened and what was logged; returns the folder."""
-    folder = FAILURES / "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, words in {
-        "pods.txt": ("get", "pods", "--all-namespaces", "--output=wide"),
-        "nodes.txt": ("describe", "nodes"),
-        "events.txt": ("get", "events", "--all-namespaces", "--sort-by=.lastTimestamp"),
-        "describe.txt": ("describe", "pods,services,endpointslices", "--all-namespaces"),
-        "gateway.log": _log_words("gateway"),
-        "engine.log": _log_words("engine"),
-        "gateway-before.log": (*_log_words("gateway"), "--previous"),
-        "engine-before.log": (*_log_words("engine"), "--previous"),
-    }.items():
-        try:
-            said = kube.kubectl(*words)
-        except (CommandFailed, subprocess.TimeoutExpired) as error:
-            said = str(error)
-        (folder / file).write_text(said)
-    return folder
-
-
-def _log_words(component: str) -> tuple[str, ...]:
-    selector = f"app.kubernetes.io/component={component}"
-    return (
-        "logs",
-        f"--namespace={NAMESPACE}",
-        f"--selector={selector}",
-        "--prefix",
-        "--tail=20000",
-    )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

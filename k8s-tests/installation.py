@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from kubernetes import Kubernetes
+
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "charts" / "tidegate"
 VALUES = Path(__file__).parent / "values.yaml"
@@ -25,3 +27,12 @@ def install_words() -> list[str]:
         "--wait",
         "--timeout=4m",
     ]
+
+
+def bring_kind(kube: Kubernetes) -> None:
+    """Have the kind ModelRollout as the chart has it, whoever brought which one before: Helm brings
+    it with the first release and never again."""
+    kube.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={CHART / 'crds'}")
+    kube.kubectl(
+        "wait", "--for=condition=Established", "crd/modelrollouts.tidegate.dev", "--timeout=60s"
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from installation import CHART, NAMESPACE, RELEASE, ROOT, install_words
+from installation import CHART, NAMESPACE, RELEASE, ROOT, bring_kind, install_words
 from kubernetes import Kubernetes, eventually
 from tidegate_engine.artefacts import artefact_path, default_cache
 
@@ -52,6 +52,7 @@ def test_three_engines_and_two_gateways_are_ready(release: Kubernetes, kube: Kub
 
 @pytest.mark.parametrize("values", VALUES_FILES)
 def test_the_api_server_takes_every_values_file(kube: Kubernetes, values: str) -> None:
+    bring_kind(kube)
     rendered = kube.helm("template", "dry", str(CHART), f"--values={CHART / values}")
     said = kube.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", stdin=rendered)
     assert "statefulset.apps/dry-tidegate-engine created (server dry run)" in said

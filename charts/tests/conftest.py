@@ -36,6 +36,8 @@ def run_helm(tmp_path_factory: pytest.TempPathFactory) -> RunHelm:
     home = tmp_path_factory.mktemp("helm")
     environment = {
         "PATH": os.environ["PATH"],
+        # For what it keeps of a cluster.
+        "HOME": str(home),
         "HELM_CACHE_HOME": str(home),
         "HELM_CONFIG_HOME": str(home),
         "HELM_DATA_HOME": str(home),

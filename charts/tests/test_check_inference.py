@@ -18,12 +18,17 @@ pytestmark = pytest.mark.needs("engine")
 
 
 @pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalGateway]:
+def engine() -> Iterator[LocalEngine]:
+    with LocalEngine(["image_classifier", "identity", "raising"]) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    engine: LocalEngine, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalGateway]:
     log = tmp_path_factory.mktemp("gateway") / "gateway.log"
-    with (
-        LocalEngine(["image_classifier", "identity", "raising"]) as engine,
-        LocalGateway(engine.grpc_address, log) as running,
-    ):
+    with LocalGateway(engine.grpc_address, log) as running:
         yield running
 
 
@@ -102,6 +107,35 @@ def test_a_gateway_that_is_away_fails_in_a_sentence(unused_address: str) -> None
     assert tensors.stderr.startswith(
         f"gRPC: expected an answer from {unused_address}, got UNAVAILABLE: "
     )
+
+
+def test_it_waits_no_longer_than_it_may(gateway: LocalGateway) -> None:
+    done = check(gateway.http_url, gateway.grpc_address, "--model=absent", "--patience=0.1")
+    assert done.returncode == 1
+    assert done.stdout.startswith("waiting until model 'absent' serves: 503 ")
+    assert done.stderr.startswith("model 'absent': expected it to serve within 0.1 s, got 503 ")
+
+
+def test_it_waits_until_the_model_serves(engine: LocalEngine, tmp_path: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as http,
+        socket.create_server(("127.0.0.1", 0)) as g,
+    ):
+        http_port, grpc_port = http.getsockname()[1], g.getsockname()[1]
+    command = [
+        *(sys.executable, str(FILES / "check_inference.py"), "--model=identity", "--patience=50"),
+        *(f"--http=127.0.0.1:{http_port}", f"--grpc=127.0.0.1:{grpc_port}"),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stdout is not None
+        first = waiting.stdout.readline()
+        assert first.startswith("waiting until model 'identity' serves: [Errno")
+        with LocalGateway(
+            engine.grpc_address, tmp_path / "gateway.log", http_port=http_port, grpc_port=grpc_port
+        ):
+            said, _ = waiting.communicate(timeout=60)
+    assert waiting.returncode == 0, said
+    assert "gRPC: OUTPUT_" in said
 
 
 @pytest.fixture

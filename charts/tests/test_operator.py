@@ -310,3 +310,29 @@ def test_without_it_nothing_of_it_is_made(mode: list[str], render: Render) -> No
     assert "loader" not in text.lower()
     assert "tidegate-operator" not in text
     assert TABLE not in text
+
+
+def test_without_it_rollouts_may_be_emptied(render: Render) -> None:
+    manifests = render("--set=rollouts.image_classifier=null")
+    assert "StatefulSet" in {m["kind"] for m in manifests}
+
+
+def test_the_notes_tell_how_to_wait_for_the_models(run_helm: Any) -> None:
+    done = run_helm(
+        *("install", "tidegate", CHART, "--namespace=tidegate", "--dry-run=client"),
+        "--set=rollouts.ResNet_50.version=3",
+    )
+    assert done.returncode == 0, done.stderr
+    _, _, notes = done.stdout.partition("\nNOTES:\n")
+    (line,) = [line.strip() for line in notes.splitlines() if "condition=Available" in line]
+    assert line == (
+        "kubectl --namespace tidegate wait --for=condition=Available --timeout=10m "
+        "modelrollout/resnet-50 modelrollout/image-classifier"
+    )
+
+
+def test_helm_test_waits_for_the_model_within_its_own_deadline(manifests: list[Manifest]) -> None:
+    spec = one(manifests, "Pod", "tidegate-test")["spec"]
+    (argument,) = [a for a in spec["containers"][0]["args"] if a.startswith("--patience=")]
+    # Then three answers, of at most 30 s each.
+    assert 30 <= int(argument.partition("=")[2]) <= spec["activeDeadlineSeconds"] - 3 * 30

@@ -148,6 +148,27 @@ def test_the_readme_has_the_values() -> None:
             "expected models whose names differ in letters and digits",
         ),
         (
+            "rollouts._.version=1",
+            "rollouts._: expected a model with a letter or digit in its name, after which its "
+            "ModelRollout is named, got none",
+        ),
+        (
+            "operator.enabled=false,engine.models={identity},rollouts.identity.version=1",
+            "rollouts: expected the default or none, since operator.enabled is false and so nobody "
+            'rolls models, got {"identity":{"version":1},"image_classifier":{"version":1}}',
+        ),
+        (
+            "engine.enabled=false,gateway.settings.engine.address=a:1,"
+            "rollouts.image_classifier.version=2",
+            "rollouts: expected the default or none, since engine.enabled is false and so nobody "
+            "rolls models, got ",
+        ),
+        (
+            "gateway.settings.engine.protocol=inference-service",
+            "gateway.settings.engine.protocol: expected kserve-v2, since operator.enabled: it "
+            "rolls models in Tritons, which do not speak inference-service",
+        ),
+        (
             "gateway.settings.routing.config_map=mine",
             "gateway.settings.routing: expected the chart's own table, config_map and folder, "
             "since operator.enabled, got mine",

@@ -1,13 +1,13 @@
 """The release of the tests of rolls, installed once; each test begins and ends with version 1."""
 
-import subprocess
 from collections.abc import Generator, Iterator
-from pathlib import Path
+from contextlib import contextmanager
 
 import pytest
 
-from installation import ENGINES, GATEWAYS, ROOT
-from kubernetes import CommandFailed, Kubernetes
+from failures import keep, log_words
+from installation import ENGINES, GATEWAYS
+from kubernetes import Kubernetes
 from node.cluster import Cluster
 from rolls.load import MODEL, Watch, begin, plan
 from rolls.release import (
@@ -20,42 +20,68 @@ from rolls.release import (
     make_repository,
     rollout,
 )
+from stage import Stage
 from traffic_pod import traffic
 
-# As the conftest above has it, which keeps what is of the cluster and not of this release.
-_FAILURES = ROOT / ".run" / "e2e"
 _LOGS = {
-    "gateway.log": (GATEWAYS, "gateway"),
-    "triton.log": (ENGINES, "triton"),
-    "loader.log": (ENGINES, "loader"),
-    "operator.log": (OPERATORS, "operator"),
+    f"{container}.log": log_words(NAMESPACE, selector, f"--container={container}", "--timestamps")
+    for container, selector in {
+        "gateway": GATEWAYS,
+        "triton": ENGINES,
+        "loader": ENGINES,
+        "operator": OPERATORS,
+    }.items()
+}
+# Of this release; the conftest above keeps what is of the cluster.
+KEPT = {
+    "rollouts.yaml": (
+        "get",
+        "modelrollouts,configmaps",
+        f"--namespace={NAMESPACE}",
+        "--output=yaml",
+    ),
+    **{f"rolls-{file}": words for file, words in _LOGS.items()},
+    **{f"rolls-before-{file}": (*words, "--previous") for file, words in _LOGS.items()},
 }
 _rolls = pytest.StashKey[Rolls]()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def installed(
     cluster: Cluster,
     kube: Kubernetes,
+    stage: Stage,
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Rolls]:
+) -> Rolls:
     """The release, with version 1 of both models serving."""
-    repository = tmp_path_factory.mktemp("rolls") / "models"
-    make_repository(repository)
-    with kube.proxied() as api:
-        rolls = Rolls(kube, cluster, api, repository)
-        request.config.stash[_rolls] = rolls
-        try:
-            kube.helm(*install_words(repository), timeout_s=400)
-            kube.kubectl("apply", f"--filename={EXAMPLES / 'proof.yaml'}", f"-n={NAMESPACE}")
-            rolls.await_settled(MODEL, 1)
-            rolls.await_settled("image_classifier", 1)
-            yield rolls
-        finally:
-            words = (RELEASE, f"--namespace={NAMESPACE}", "--wait", "--cascade=foreground")
-            kube.helm("uninstall", *words)
-            kube.kubectl("delete", "namespace", NAMESPACE)
+
+    @contextmanager
+    def installing() -> Iterator[Rolls]:
+        repository = tmp_path_factory.mktemp("rolls") / "models"
+        make_repository(repository)
+        with kube.proxied() as api:
+            made = Rolls(kube, cluster, api, repository)
+            request.config.stash[_rolls] = made
+            with release(made):
+                yield made
+
+    return stage.shows("rolls", installing)
+
+
+@contextmanager
+def release(rolls: Rolls) -> Iterator[None]:
+    kube = rolls.kube
+    try:
+        kube.helm(*install_words(rolls.repository), timeout_s=400)
+        kube.kubectl("apply", f"--filename={EXAMPLES / 'proof.yaml'}", f"-n={NAMESPACE}")
+        rolls.await_settled(MODEL, 1)
+        rolls.await_settled("image_classifier", 1)
+        yield
+    finally:
+        words = (RELEASE, f"--namespace={NAMESPACE}", "--ignore-not-found")
+        kube.helm("uninstall", *words, "--wait", "--cascade=foreground")
+        kube.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found")
 
 
 @pytest.fixture
@@ -83,27 +109,6 @@ def pytest_runtest_makereport(
     report = yield
     rolls = item.config.stash.get(_rolls, None)
     if call.excinfo is not None and rolls is not None:
-        report.sections.append(("the release's state", f"kept in {keep_state(rolls, item.name)}"))
+        folder = keep(rolls.kube, item.name, KEPT)
+        report.sections.append(("the release's state", f"kept in {folder}"))
     return report
-
-
-def keep_state(rolls: Rolls, name: str) -> Path:
-    """Write what the release's parts log, and where its rolls stand; returns the folder."""
-    folder = _FAILURES / "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
-    folder.mkdir(parents=True, exist_ok=True)
-    logs = {
-        file: ("logs", f"--selector={selector}", f"--container={container}", "--prefix",
-               "--timestamps", "--tail=20000")
-        for file, (selector, container) in _LOGS.items()
-    }  # fmt: skip
-    for file, words in {
-        "rollouts.yaml": ("get", "modelrollouts,configmaps", "--output=yaml"),
-        **{f"rolls-{file}": words for file, words in logs.items()},
-        **{f"rolls-before-{file}": (*words, "--previous") for file, words in logs.items()},
-    }.items():
-        try:
-            said = rolls.kube.kubectl(*words, f"--namespace={NAMESPACE}")
-        except (CommandFailed, subprocess.TimeoutExpired) as error:
-            said = str(error)
-        (folder / file).write_text(said)
-    return folder

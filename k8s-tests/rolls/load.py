@@ -41,12 +41,14 @@ _TENSORS: Mapping[str, Any] = {
 ROUTES: Mapping[str, Mapping[str, Any]] = {
     "json": {**_TENSORS, "kind": "v2_json", "rate": 10.0, "requests_per_connection": 5},
     "grpc": {**_TENSORS, "kind": "v2_grpc", "rate": 30.0, "connections": 4},
-    # Twelve in flight at any moment, without any work for the engines.
+    # Twelve in flight at any moment, without any work for the engines; by so many connections, and
+    # new ones, that no gateway is without.
     "slow": {
         **_TENSORS,
         "kind": "v2_grpc",
         "rate": 8.0,
-        "connections": 4,
+        "connections": 12,
+        "requests_per_connection": 10,
         "constants": [{"name": "delay_ms", "datatype": "INT32", "values": [1500]}],
     },
 }

@@ -24,6 +24,7 @@ GONE_S = 300
         pytest.param(99, id="is not there"),
         pytest.param(11, id="does not load"),
         pytest.param(12, id="dies at load"),
+        pytest.param(13, id="takes Triton with it at load"),
         pytest.param(14, id="wants another input"),
         pytest.param(15, id="names its output otherwise"),
         pytest.param(16, id="answers in another shape"),

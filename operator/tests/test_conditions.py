@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tidegate_operator.conditions import MOST_HISTORY, conflict, status_of
+from tidegate_operator.conditions import MOST_HISTORY, conflict, is_lost, lost, status_of
 from tidegate_operator.situation import (
     Decision,
     Fail,
@@ -117,7 +117,7 @@ def test_it_is_available_where_a_ready_engine_has_proven_stable(
     assert said(status, "Available")[:2] == (available, reason)
 
 
-@pytest.mark.parametrize("reason", ["Paused", "Failed", "InvalidSpec"])
+@pytest.mark.parametrize("reason", ["Paused", "Failed", "InvalidSpec", "UnknownInTable"])
 def test_a_roll_that_stands_does_not_progress(reason: str) -> None:
     status = told(seen(Phase.STEPPING), Wait(reason, "why"))
     assert said(status, "Progressing") == ("False", reason, "why")
@@ -145,8 +145,8 @@ def test_a_failure_is_recorded_with_the_generation_that_it_is_about() -> None:
         "reason": "CandidateFailed",
         "message": "engine-0: load failed",
     }
-    expected = ("True", "CandidateFailed", "version 2: engine-0: load failed")
-    assert said(status, "RolledBack") == expected
+    expected = ("False", "CandidateFailed", "version 2: engine-0: load failed")
+    assert said(status, "RolledBack") == expected, "it goes back by the next write"
 
 
 def test_it_stays_recorded_until_the_spec_changes() -> None:
@@ -158,11 +158,47 @@ def test_it_stays_recorded_until_the_spec_changes() -> None:
     assert said(changed, "RolledBack")[0] == "False"
 
 
-def test_what_waits_for_a_person_is_not_rolled_back() -> None:
-    spec = replace(ROLLOUT.spec, on_failure="Pause")
+STABLE_2 = ModelRoutes("2", {"2": 100, "1": 0})
+
+
+@pytest.mark.parametrize(
+    ("phase", "routes", "rolled_back"),
+    [
+        (Phase.LOADING, STABLE_1, "False"),
+        (Phase.STEPPING, STABLE_1, "False"),
+        (Phase.BAKING, STABLE_1, "False"),
+        (Phase.PROMOTED, STABLE_2, "False"),
+        (Phase.ROLLING_BACK, STABLE_1, "True"),
+        (Phase.ROLLING_BACK, None, "True"),
+        (None, STABLE_1, "True"),
+        (None, None, "True"),
+        (None, STABLE_2, "False"),
+    ],
+)
+@pytest.mark.parametrize("on_failure", ["RollBack", "Pause"])
+def test_it_is_rolled_back_when_what_failed_is_neither_stable_nor_on_its_way(
+    phase: Phase | None, routes: ModelRoutes | None, rolled_back: str, on_failure: Any
+) -> None:
+    spec = replace(ROLLOUT.spec, on_failure=on_failure)
     failed = replace(ROLLOUT, failed=FAILED, spec=spec)
-    status = told(seen(Phase.STEPPING, rollout=failed), Wait("Failed", "…"))
-    assert said(status, "RolledBack")[:2] == ("False", "CandidateFailed")
+    status = told(seen(phase, routes, rollout=failed), Wait("Failed", "…"))
+    assert said(status, "RolledBack")[:2] == (rolled_back, "CandidateFailed")
+
+
+@pytest.mark.parametrize("generation", [GENERATION, GENERATION - 1])
+def test_what_has_failed_stays_recorded_while_the_spec_cannot_be_read(generation: int) -> None:
+    failed = replace(FAILED, generation=generation)
+    unreadable = Unreadable("roll", "version: …", GENERATION, failed)
+    status = told(seen(rollout=unreadable), Wait("InvalidSpec", "…"))
+    assert status["failed"]["version"] == 2
+    assert status["failed"]["generation"] == generation
+    assert said(status, "RolledBack")[0] == "True"
+
+
+def test_what_fails_while_the_spec_cannot_be_read_is_recorded() -> None:
+    unreadable = Unreadable("roll", "version: …", GENERATION)
+    status = told(seen(Phase.STEPPING, rollout=unreadable), Fail("2", "CandidateFailed", "why"))
+    assert (status["failed"]["version"], status["failed"]["generation"]) == (2, GENERATION)
 
 
 # Times
@@ -255,6 +291,21 @@ def test_one_whose_model_another_has_tells_which_and_keeps_what_counts() -> None
     assert said(status, "Available")[0] == "Unknown"
     assert {*status} == {"observedGeneration", "failed", "table", "history", "conditions"}
     assert status["table"] == {"revision": 9}
+
+
+def test_while_the_table_is_lost_all_that_was_told_stays_but_for_what_serves() -> None:
+    before = told(seen(Phase.STEPPING), Fail("2", "CandidateFailed", "…"))
+    status = lost(GENERATION, "the routing table is gone; …", before, NOW)
+
+    message = "the routing table is gone; …"
+    assert said(status, "Progressing") == ("False", "TableLost", message)
+    assert said(status, "Available") == ("Unknown", "TableLost", message)
+    assert said(status, "GatewaysSynced") == ("Unknown", "TableLost", message)
+    assert condition(status, "RolledBack") == condition(before, "RolledBack")
+    kept = {name: value for name, value in before.items() if name != "conditions"}
+    assert {name: value for name, value in status.items() if name != "conditions"} == kept
+    assert (is_lost(before), is_lost(status)) == (False, True)
+    assert not is_lost(told(seen(), SERVING, status))
 
 
 def test_one_that_cannot_be_read_says_so() -> None:

@@ -62,7 +62,7 @@ def test_memory_is_judged_where_it_is_told() -> None:
         (SINCE - 1, VersionSeen(failed=True, error="why"), False),
         (None, VersionSeen(failed=True, error="why"), False),
         (SINCE, VersionSeen(loaded=True, proven=True), False),
-        (SINCE, VersionSeen(error="why"), False),
+        (SINCE, VersionSeen(), False),
     ],
 )
 def test_a_failure_counts_once_its_loader_acts_on_this_phase(
@@ -72,14 +72,6 @@ def test_a_failure_counts_once_its_loader_acts_on_this_phase(
     engines = [loader("e-0"), replace(loader("e-1", revision=revision), versions={"2": version})]
     expected = Fail("2", "CandidateFailed", "e-1: why") if counts else None
     assert reported(Observed("m", Table(9, {}), ROLLOUT, engines), roll) == expected
-
-
-@pytest.mark.parametrize("phase", [Phase.LOADING, Phase.STEPPING, Phase.BAKING, Phase.PROMOTED])
-def test_a_wrong_answer_counts_from_when_it_has_weight(phase: Phase) -> None:
-    wrong = VersionSeen(loaded=True, error="why")
-    engine = replace(loader("e-0"), versions={"2": wrong})
-    found = reported(Observed("m", Table(9, {}), ROLLOUT, [engine]), replace(ROLL, phase=phase))
-    assert (found is None) == (phase is Phase.LOADING)
 
 
 @pytest.mark.parametrize(

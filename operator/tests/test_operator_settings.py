@@ -1,16 +1,12 @@
-"""Settings: what is wrong is told by name before anything starts, and the log is JSON."""
+"""Settings: what is wrong is told by name before anything starts."""
 
-import json
-import logging
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
 from tidegate_operator import settings
-from tidegate_operator.logs import JsonFormatter
-from tidegate_operator.settings import InvalidSettings
+from tidegate_process.settings import InvalidSettings
 
 
 def test_without_any_the_defaults_are_taken() -> None:
@@ -80,20 +76,3 @@ def test_an_operator_that_cannot_start_says_why_in_a_line(
     assert ended.returncode == 1
     assert why in ended.stderr
     assert "Traceback" not in ended.stderr
-
-
-def line(**extra: Any) -> dict[str, Any]:
-    record = logging.LogRecord("some.logger", logging.WARNING, __file__, 1, "%d", (1,), None)
-    vars(record).update(extra)
-    text = JsonFormatter().format(record)
-    assert "\n" not in text
-    found: dict[str, Any] = json.loads(text)
-    return found
-
-
-def test_a_log_line_is_one_json_object_with_its_extras() -> None:
-    found = line(model="m\n", odd={1, 2}, k8s_ref={"whole": "object"})
-
-    assert (found["level"], found["message"], found["model"]) == ("warning", "1", "m\n")
-    assert found["odd"] == "{1, 2}"
-    assert not {"k8s_ref", "args", "levelno"} & found.keys()

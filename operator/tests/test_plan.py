@@ -56,7 +56,7 @@ def rollout(version: str = "2", failed: Failed | None = None, **spec: Any) -> Ro
 
 
 def table(  # noqa: PLR0917
-    phase: Phase | None = None,
+    phase: Phase | str | None = None,
     versions: tuple[str, ...] = ("1", "2"),
     weights: Mapping[str, float] | None = None,
     origin: str = "1",
@@ -142,6 +142,7 @@ def told(decision: Decision) -> tuple[Any, ...]:
 
 
 UNREADABLE = Unreadable("name", "version: expected a whole number from 1, got 0")
+UNREADABLE_FAILED = replace(UNREADABLE, generation=3, failed=HAS_FAILED)
 NOT_PROVEN = VersionSeen(A, loaded=True)
 WRONG = VersionSeen(A, loaded=True, failed=True, error="answers otherwise")
 NONE_READY = (loader(ready=False),)
@@ -329,7 +330,7 @@ CASES: dict[str, tuple[Observed, tuple[Any, ...]]] = {
     "a step stays while paused": (observed(STEP_1, rollout(paused=True)), ("Paused",)),
     "the bake stays while paused": (observed(BAKING, rollout(paused=True)), ("Paused",)),
     "a wrong answer under weight is a failure": (
-        observed(STEP_1, loaders=(loader(v2=replace(WRONG, failed=False)),)),
+        observed(STEP_1, loaders=(loader(v2=WRONG),)),
         ("FAIL", "2", "CandidateFailed"),
     ),
     "paused or not": (
@@ -363,6 +364,46 @@ CASES: dict[str, tuple[Observed, tuple[Any, ...]]] = {
     "a spec that cannot be read changes nothing in mid-roll": (
         observed(STEP_1, UNREADABLE),
         ("InvalidSpec",),
+    ),
+    **{
+        f"{phase}, with a spec that cannot be read: {what}": (observed(at, acts, loaders), expected)
+        for phase, at in (
+            ("loading", LOADING),
+            ("stepping", STEP_1),
+            ("baking", BAKING),
+            ("promoted", PROMOTED),
+        )
+        for what, acts, loaders, expected in (
+            ("it stays", UNREADABLE, (loader(),), ("InvalidSpec",)),
+            ("it fails", UNREADABLE, (loader(v2=WRONG),), ("FAIL", "2", "CandidateFailed")),
+            ("it has failed", UNREADABLE_FAILED, (loader(v2=WRONG),), GONE_BACK),
+            (
+                "it had failed before",
+                replace(UNREADABLE_FAILED, generation=4),
+                (loader(),),
+                ("InvalidSpec",),
+            ),
+        )
+    },
+    "promoted, there is no way back to what is not proven, be the spec what it may": (
+        observed(PROMOTED, UNREADABLE_FAILED, (loader(v1=WRONG, v2=WRONG),)),
+        ("InvalidSpec",),
+    ),
+    # From a later release
+    "a phase that is not known is left to who knows it": (
+        observed(table("Shadowing", weights={"1": 100}), rollout("1", on_delete="Unload")),
+        ("UnknownInTable",),
+    ),
+    "what is to become of a model is not guessed": (
+        observed(table(versions=("1",), weights={"1": 100}, policy=Policy("uid", "Archive")), None),
+        ("UnknownInTable",),
+    ),
+    "a spec that can be read takes its place": (
+        observed(
+            table(versions=("1",), weights={"1": 100}, policy=Policy("uid", "Archive")),
+            rollout("1"),
+        ),
+        ("Governed", ("1",), ("1", {"1": 100})),
     ),
     # Promoted
     "promoted, the old one is wanted again": (observed(PROMOTED, rollout("1")), GONE_BACK),
@@ -544,6 +585,44 @@ def test_a_version_that_is_tried_again_has_the_golden_request_of_now() -> None:
     assert begun.proofs == {}
 
 
+PROOF, OTHER = Proof({"inputs": []}, None, 0.01), Proof({"inputs": [1]}, None, 0.01)
+
+
+def proven_by(at: Table, proof: Proof | None) -> Table:
+    proofs = {"2": proof} if proof is not None else {}
+    return replace(at, loads={MODEL: replace(at.loads[MODEL], proofs=proofs)})
+
+
+@pytest.mark.parametrize(("there", "wanted"), [(PROOF, OTHER), (None, PROOF), (PROOF, None)])
+def test_a_candidate_that_has_no_weight_is_loaded_anew_for_another_golden_request(
+    there: Proof | None, wanted: Proof | None
+) -> None:
+    """A loader does not prove again what it has proven, and a failure was one by the old one."""
+    for loaders in ((loader(),), (loader(v2=WRONG),)):
+        seen = observed(proven_by(LOADING, there), loaders=loaders, proof=wanted)
+        assert told(step(seen)) == GONE_BACK
+    assert told(step(observed(proven_by(LOADING, there), proof=there)))[0] == "Stepping"
+
+    gone = observed(proven_by(STABLE, there), loaders=(loader(v2=None),), proof=wanted)
+    begun = written(gone).loads
+    assert begun is not None
+    assert begun.proofs.get("2") == wanted
+
+
+def test_one_that_cannot_be_read_just_now_changes_nothing() -> None:
+    seen = observed(proven_by(LOADING, PROOF), proof_error="there is none")
+    assert told(step(seen))[0] == "Stepping"
+
+
+def test_what_has_weight_keeps_its_golden_request_and_says_that_there_is_another_one() -> None:
+    note = "; the golden request has changed, which counts for a new roll"
+    for proof, changed in ((OTHER, True), (PROOF, False)):
+        waits = step(observed(proven_by(STEP_1, PROOF), proof=proof), Memory())
+        assert isinstance(waits, Wait)
+        assert waits.message.endswith(note) is changed
+    assert told(step(observed(proven_by(STEP_1, PROOF), proof=OTHER)))[0] == "Stepping"
+
+
 # Time
 
 
@@ -712,6 +791,7 @@ FAILURES = st.builds(Failed, VERSIONS, st.integers(2, 3), st.just("Why"), st.jus
 ROLLOUTS = (
     st.none()
     | st.just(UNREADABLE)
+    | st.just(UNREADABLE_FAILED)
     | st.builds(
         Rollout,
         st.just("name"),
@@ -759,11 +839,11 @@ def tables(draw: st.DrawFn) -> Table:
         roll = {
             "from": draw(st.sampled_from(["", *(each for each in versions if each != target)])),
             "to": target,
-            "phase": draw(st.sampled_from([*Phase])),
+            "phase": draw(st.sampled_from([*Phase, "Later"])),
             "step": draw(st.integers(0, 3)),
             "since": draw(st.integers(1, REVISION)),
         }
-    policy = draw(st.none() | st.sampled_from(["Keep", "Unload"]))
+    policy = draw(st.none() | st.sampled_from(["Keep", "Unload", "Later"]))
     document = write(OTHERS)
     if draw(FLAGS):
         document["loads"][MODEL] = {

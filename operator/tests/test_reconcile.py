@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from tidegate_operator import plan, reconcile, settings
-from tidegate_operator.answers import Asking
 from tidegate_operator.cluster import Cluster, Stored
-from tidegate_operator.errors import ClusterFailed, Conflict, NoAnswer
+from tidegate_operator.errors import ClusterFailed, Conflict
 from tidegate_operator.lease import Claim, Lease
 from tidegate_operator.reconcile import NotDone, Reconciler
 from tidegate_operator.resources import PodSeen, table_text
 from tidegate_operator.situation import Decision, Memory, Observed
+from tidegate_process.asking import Asking, NoAnswer
 from tidegate_table.document import Loads, ModelRoutes, Phase, Policy, Roll, Table, read
 
 CONFIG = 'name: "m"'
@@ -411,6 +411,159 @@ async def test_a_table_that_nobody_can_read_is_written_anew(loop: Loop) -> None:
     assert table.revision > 5
     assert table.models["m"].stable == "1"
     assert table.unknown == {"unread": True}
+
+
+# A table that is lost
+
+
+def progressing(loop: Loop, name: str = "m") -> tuple[str, str]:
+    conditions = loop.cluster.documents[name]["status"]["conditions"]
+    (found,) = (each for each in conditions if each["type"] == "Progressing")
+    return found["status"], found["reason"]
+
+
+async def test_that_it_is_lost_is_told_in_every_modelrollout_and_once_as_an_event(
+    loop: Loop,
+) -> None:
+    loop.cluster.make("m", 1, table={"revision": 9})
+    loop.cluster.make("n", 1, conditions=["not a condition"])
+    loop.cluster.make("o", 1)
+
+    for _ in range(3):
+        with pytest.raises(NotDone, match="the routing table is gone"):
+            await loop.reconciler.round()
+
+    assert loop.cluster.stored is None
+    assert progressing(loop) == progressing(loop, "o") == ("False", "TableLost")
+    assert loop.cluster.documents["m"]["status"]["table"] == {"revision": 9}
+    assert loop.cluster.events == [("Warning", "TableLost")] * 2
+
+
+async def test_that_it_is_lost_is_logged_though_no_status_can_be_written(loop: Loop) -> None:
+    loop.cluster.make("m", 1, table={"revision": 9})
+    loop.cluster.failing["patch_status m"] = ClusterFailed("refused")
+
+    with pytest.raises(NotDone, match=r"the routing table is gone.*refused"):
+        await loop.reconciler.round()
+
+    assert not loop.cluster.events
+
+
+async def test_modelrollouts_of_an_installation_that_was_removed_begin_again(loop: Loop) -> None:
+    loop.cluster.make("m", 2, table={"revision": 9})
+    with pytest.raises(NotDone, match="has said for 60 s"):
+        await loop.reconciler.round()
+
+    loop.now += 60
+    await loop.rounds()
+
+    table = loop.cluster.table_now()
+    assert table.revision > 9
+    assert table.models["m"].stable == "2"
+    assert progressing(loop) == ("False", "Serving")
+
+
+async def test_a_round_that_fails_is_none_in_which_nobody_had_a_table(loop: Loop) -> None:
+    loop.cluster.make("m", 2, table={"revision": 9})
+
+    async def lost() -> None:
+        with pytest.raises(NotDone, match="the routing table is gone"):
+            await loop.reconciler.round()
+
+    await lost()
+    loop.cluster.failing["pods"] = ClusterFailed("away")
+    with pytest.raises(ClusterFailed):
+        await loop.reconciler.round()
+    loop.cluster.failing.clear()
+    loop.now += 60
+    await lost()
+    loop.asking.broken = NoAnswer("timeout")
+    loop.now += 60
+    await lost()
+    loop.asking.broken = None
+    await lost()
+    loop.now += 59
+    await lost()
+
+    assert loop.cluster.stored is None
+    loop.now += 1
+    await loop.rounds()
+    assert loop.cluster.table_now().models["m"].stable == "2"
+
+
+async def test_what_cannot_be_read_is_not_begun_again(loop: Loop) -> None:
+    loop.cluster.stored = Stored(b"{", "9")
+    loop.cluster.make("m", 2, table={"revision": 9})
+
+    async def ask(address: str, port: int, path: str) -> Mapping[str, Any]:
+        return {"schema": 1, "revision": 0, "models": {}, "oldestInUse": {}}
+
+    loop.asking.ask = ask  # type: ignore[method-assign]
+    for _ in range(2):
+        with pytest.raises(NotDone, match="the routing table cannot be read"):
+            await loop.reconciler.round()
+        loop.now += 60
+
+    assert loop.cluster.stored == Stored(b"{", "9")
+
+
+async def test_a_gateway_that_cannot_start_keeps_no_installation_from_its_first_table(
+    loop: Loop,
+) -> None:
+    async def pods(selector: str) -> list[PodSeen]:
+        loops = PodSeen("loops", "u", "10.0.0.9", ready=False, started=True, was_ready=False)
+        well = PodSeen("well", "u", "10.0.0.1", ready=True, started=True)
+        return [loops, well] if "gateway" in selector else [well]
+
+    async def ask(address: str, port: int, path: str) -> Mapping[str, Any]:
+        if address == "10.0.0.9":
+            raise NoAnswer("nobody listens")
+        return await answer(address, port, path)
+
+    answer, loop.asking.ask = loop.asking.ask, ask  # type: ignore[method-assign]
+    loop.cluster.pods = pods  # type: ignore[method-assign]
+    loop.cluster.make("m", 1)
+
+    await loop.rounds()
+
+    assert loop.cluster.table_now().models["m"].stable == "1"
+
+
+# The golden request
+
+
+async def test_the_golden_request_is_read_until_its_version_serves(loop: Loop) -> None:
+    data = {"request.json": '{"inputs": [1]}'}
+    asked = []
+
+    async def config(name: str) -> Mapping[str, str]:
+        asked.append(name)
+        return data
+
+    loop.cluster.config = config  # type: ignore[method-assign]
+    loop.cluster.put(Table(1, {}))
+    loop.cluster.make("m", 1)
+    loop.cluster.documents["m"]["spec"]["proof"] = {"configMapRef": {"name": "golden"}}
+
+    await loop.reconciler.round()
+    assert loop.cluster.table_now().loads["m"].proofs["1"].request == {"inputs": [1]}
+    data["request.json"] = '{"inputs": [2]}'
+    await loop.reconciler.round()
+    roll = loop.cluster.table_now().loads["m"].roll
+    assert roll is not None
+    assert roll.phase is Phase.ROLLING_BACK
+
+    for _ in range(10):
+        await loop.reconciler.round()
+        loop.now += 10
+    await loop.rounds()
+    table = loop.cluster.table_now()
+    assert table.models["m"].stable == "1"
+    assert table.loads["m"].proofs["1"].request == {"inputs": [2]}
+
+    asked.clear()
+    await loop.reconciler.round()
+    assert not asked
 
 
 # Round after round

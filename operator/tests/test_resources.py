@@ -72,6 +72,35 @@ def test_a_container_that_runs_before_the_others_counts_as_well() -> None:
     assert found.started
 
 
+@pytest.mark.parametrize(
+    ("readiness", "changed", "was_ready"),
+    [
+        ("False", "2026-01-01T00:00:00Z", False),
+        ("False", "2025-12-31T23:59:59Z", False),
+        ("False", "2026-01-01T00:00:07Z", True),
+        ("False", None, True),
+        ("True", "2026-01-01T00:00:07Z", True),
+    ],
+)
+def test_a_pod_whose_readiness_has_not_changed_since_it_began_has_never_been_ready(
+    readiness: str, changed: str | None, *, was_ready: bool
+) -> None:
+    condition = {"type": "Ready", "status": readiness, "lastTransitionTime": changed}
+    found = pod_seen(
+        pod({"state": RUNNING}, conditions=[condition], startTime="2026-01-01T00:00:00Z")
+    )
+
+    assert found is not None
+    assert (found.ready, found.was_ready) == (readiness == "True", was_ready)
+
+
+def test_of_a_pod_that_tells_no_times_anything_may_be() -> None:
+    found = pod_seen(pod({"state": RUNNING}))
+
+    assert found is not None
+    assert found.was_ready
+
+
 def test_a_pod_that_no_node_has_yet_has_neither_started_nor_an_address() -> None:
     found = pod_seen(made(Pod, {"metadata": {"name": "p"}, "status": {"phase": "Pending"}}))
 

@@ -66,6 +66,18 @@ def test_one_that_cannot_be_read_is_there_all_the_same(spec: dict[str, Any]) -> 
     assert next(iter(spec)) in found.message
 
 
+def test_what_has_failed_is_known_though_the_spec_cannot_be_read() -> None:
+    document = rollout("a", version=0)
+    document["metadata"]["generation"] = 4
+    document["status"] = {"failed": {"version": 2, "generation": 4, "reason": "R", "message": "m"}}
+
+    found = claims_of([document]).owners["m"].rollout
+
+    assert isinstance(found, Unreadable)
+    assert found.has_failed("2")
+    assert not found.has_failed("3")
+
+
 @pytest.mark.parametrize("spec", [None, [1], {}, {"model": 5}, {"model": ""}], ids=repr)
 def test_one_that_names_no_model_does_nothing(spec: Any) -> None:
     nameless = {**rollout("a"), "spec": spec}
@@ -101,6 +113,8 @@ def test_a_proof_has_the_request_and_the_outputs_of_its_configmap() -> None:
         ({"request.json": "{"}, "configmap golden: request.json: expected JSON"),
         ({"request.json": "[]"}, "configmap golden: request.json: expected an object"),
         ({"request.json": "[" * 100_000}, "configmap golden: request.json: expected JSON"),
+        ({"request.json": '{"a": NaN}'}, "configmap golden: request.json: expected JSON"),
+        ({"request.json": '{"a": "\\ud800"}'}, "configmap golden: request.json: expected JSON"),
         ({"request.json": "{}", "outputs.json": "{}"}, "outputs.json: expected a list of objects"),
         ({"request.json": "{}", "outputs.json": "[1]"}, "outputs.json: expected a list of objects"),
     ],
@@ -115,8 +129,8 @@ def test_a_configmap_without_a_proof_says_what_lacks(data: Any, why: str) -> Non
 # Pods
 
 
-def pod(name: str, *, ready: bool = True, started: bool = True) -> PodSeen:
-    return PodSeen(name, f"uid-{name}", "10.0.0.1", ready, started)
+def pod(name: str, *, ready: bool = True, started: bool = True, was_ready: bool = True) -> PodSeen:
+    return PodSeen(name, f"uid-{name}", "10.0.0.1", ready, started, was_ready)
 
 
 def table(revision: int) -> Any:
@@ -132,14 +146,41 @@ def test_silent_are_ready_engines_and_started_gateways_that_do_not_answer() -> N
         ],
         gateways=[
             (pod("unready-and-silent", ready=False), None),
-            (pod("never-started", started=False), None),
+            (pod("never-ready", ready=False, was_ready=False), None),
+            (pod("never-started", ready=False, started=False, was_ready=False), None),
         ],
     )
 
-    assert pods.silent() == ["silent", "unready-and-silent"]
+    silent = pods.silent()
+    assert silent.served == ["silent", "unready-and-silent"]
+    assert silent.running == [*silent.served, "never-ready"]
+    assert silent.pods == [
+        "silent", "not-ready", "unready-and-silent", "never-ready", "never-started"
+    ]  # fmt: skip
     assert pods.told_revision() == 3
     assert [each.revision for each in pods.loaders_of("m")] == [3, None, None]
-    assert [each.revision for each in pods.gateways_of("m")] == [None, None]
+    assert [each.revision for each in pods.gateways_of("m")] == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("status", "routing", "are_empty"),
+    [(0, 0, True), (1, 0, False), (0, 1, False), (None, 0, False), (0, None, False)],
+)
+def test_pods_are_empty_where_all_say_that_they_have_no_table(
+    status: int | None, routing: int | None, *, are_empty: bool
+) -> None:
+    last = None if status is None else Status(status)
+    engines = [(pod("e-0"), Status(0)), (pod("e-1", ready=False), last)]
+    answer = None if routing is None else Routing(routing)
+    gateways = [(pod("g-0"), Routing(0)), (pod("g-1", started=False), answer)]
+
+    assert Pods(engines, gateways).are_empty() is are_empty
+
+
+def test_without_an_engine_or_a_gateway_nobody_can_say_so() -> None:
+    assert not Pods([(pod("e-0"), Status(0))], []).are_empty()
+    assert not Pods([], [(pod("g-0"), Routing(0))]).are_empty()
+    assert Pods([], []).silent().pods == ["an engine", "a gateway"]
 
 
 def test_tables_above_a_revision_are_held_whoever_holds_them() -> None:

@@ -13,9 +13,14 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from tidegate_operator.sightings import known_revision
 from tidegate_table.document import Phase as Roll
 
-from .simulation import BAD, GOOD, LONG_S, MODEL, Engine, Gateway, World
+from .simulation.api_server import LONG_S
+from .simulation.engines import Engine
+from .simulation.gateways import Gateway
+from .simulation.repository import BAD, GOOD, MODEL
+from .simulation.world import World
 
 HISTORIES = int(os.environ.get("SIMULATION_HISTORIES", "200"))
 
@@ -294,3 +299,29 @@ Cluster.TestCase.settings = settings(
 
 
 TestCluster = Cluster.TestCase
+
+
+def test_a_modelrollout_that_outlives_its_installation_is_served_by_the_next() -> None:
+    world = World()
+    world.apply_rollout(1)
+    world.until(lambda: world.table is not None and MODEL in world.table.models)
+    world.apply_rollout(2)
+    world.until(lambda: world.phase is Roll.STEPPING)
+    world.go_on()
+    known = known_revision(world.api.rollouts.values())
+
+    for name in [*world.gateways]:
+        world.remove_gateway(name)
+    for name in [*world.engines]:
+        world.remove_engine(name)
+    world.delete_config_map()
+    world.go_on(LONG_S, rounds=5)
+    assert world.api.content is None
+    world.add_engine()
+    world.add_gateway().start()
+    world.settle()
+
+    table = world.table
+    assert table is not None
+    assert table.models[MODEL].stable == "2"
+    assert table.revision > known

@@ -12,11 +12,17 @@ import pytest
 
 from tidegate_engine.loader import bookkeeping
 from tidegate_operator import faults, guards, plan, recovery, writes
+from tidegate_operator.sightings import Pods
 from tidegate_operator.situation import Fail, GatewaySeen, Memory, Observed, Write
 from tidegate_table.document import Loads, Phase, Roll
 
-from . import simulation
-from .simulation import LONG_S, MODEL, Engine, Gateway, Violation, World
+from .simulation import operators
+from .simulation.api_server import DRAIN_S, LONG_S
+from .simulation.engines import Engine
+from .simulation.gateways import Gateway, Request
+from .simulation.repository import MODEL
+from .simulation.rules import Violation
+from .simulation.world import World
 
 Patch = pytest.MonkeyPatch
 TakeOut = Callable[[Patch, World], None]
@@ -74,7 +80,7 @@ def first(world: World) -> Gateway:
     return next(iter(world.gateways.values()))
 
 
-def candidates_request(gateway: Gateway) -> simulation.Request:
+def candidates_request(gateway: Gateway) -> Request:
     """A request that is sent to version 2 and not answered yet."""
     gateway.send(pin="2")
     return gateway.requests[-1]
@@ -97,9 +103,9 @@ def without_proofs(patch: Patch, world: World) -> None:
 
 def an_engine_that_comes_back_with_an_old_table(world: World) -> None:
     rolled_to(world, Phase.STEPPING)
-    going_back(world)
     late = [*world.engines.values()][-1]
     late.kill_loader()
+    going_back(world)
     world.until(lambda: _serves(world, "1"))
     world.go_on(rounds=2)
     world.change(version=2)
@@ -143,7 +149,7 @@ def a_version_wanted_again_while_it_is_unloaded(world: World) -> None:
     for _ in range(4):
         for engine in world.engines.values():
             if engine is not late:
-                world.engine_turns(engine)
+                engine.go_on()
         for follower in others:
             follower.relist()
         late.relist()
@@ -163,7 +169,7 @@ def a_version_that_a_silent_engine_is_about_to_unload(world: World) -> None:
     for engine in world.engines.values():
         if engine is not late:
             engine.relist()
-            world.engine_turns(engine)
+            engine.go_on()
             engine.probe()
     world.change(version=2)
     for _ in range(3):
@@ -173,7 +179,7 @@ def a_version_that_a_silent_engine_is_about_to_unload(world: World) -> None:
             follower.relist()
         for engine in world.engines.values():
             if engine is not late:
-                world.engine_turns(engine)
+                engine.go_on()
         late.record_proofs()
         late.probe()
     for gateway in world.gateways.values():
@@ -335,8 +341,8 @@ def a_gateway_of_whose_start_the_kubelet_has_not_told(world: World) -> None:
         for follower in world.followers:
             follower.relist()
         for engine in world.engines.values():
-            world.engine_turns(engine)
-        world.tick(simulation.DRAIN_S / 4)
+            engine.go_on()
+        world.tick(DRAIN_S / 4)
     world.settle()
 
 
@@ -396,7 +402,7 @@ def a_gateway_that_is_no_pod_any_more(world: World) -> None:
         request = candidates_request(ghost)
         world.land(request)
         world.finish(request)
-        world.go_on(simulation.DRAIN_S / 3)
+        world.go_on(DRAIN_S / 3)
     world.ghosts.clear()
     world.settle()
 
@@ -432,7 +438,7 @@ def a_table_that_is_put_back(world: World) -> None:
     world.go_on(rounds=3)
     stepping = next(
         index
-        for index, table in enumerate(world.written)
+        for index, table in enumerate(world.api.written)
         if MODEL in table.models and table.models[MODEL].weights.get("2") == 10
     )
     world.put_back(stepping)
@@ -526,13 +532,12 @@ def a_table_that_the_silent_hold(world: World) -> None:
     world.operator.round()
     for engine in world.engines.values():
         engine.relist()
-        world.engine_turns(engine)
+        engine.go_on()
     world.settle()
 
 
 def the_silent_left_out(patch: Patch, world: World) -> None:
-    current = recovery.current
-    patch.setattr(recovery, "current", lambda stored, held, known, _: current(stored, held, known))
+    patch.setattr(Pods, "silent", lambda _: recovery.Silence())
 
 
 def a_table_that_only_a_status_tells_of(world: World) -> None:
@@ -552,12 +557,12 @@ def a_table_that_only_a_status_tells_of(world: World) -> None:
     world.operator.round()
     for engine in world.engines.values():
         engine.relist()
-        world.engine_turns(engine)
+        engine.go_on()
     world.settle()
 
 
 def what_statuses_tell_left_out(patch: Patch, world: World) -> None:
-    patch.setattr(simulation, "known_revision", lambda _: 0)
+    patch.setattr(operators, "known_revision", lambda _: 0)
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,21 @@ import kopf
 from kopf._core.engines.peering import Identity
 from lightkube import ConfigError, KubeConfig, SingleConfig
 
-from tidegate_operator import handlers, logs, settings
-from tidegate_operator.answers import Asking
+from tidegate_operator import handlers, settings
 from tidegate_operator.cluster import Cluster
 from tidegate_operator.lease import Lease
 from tidegate_operator.reconcile import Reconciler
-from tidegate_operator.settings import InvalidSettings, Settings
+from tidegate_operator.settings import Settings
+from tidegate_process import logs
+from tidegate_process.asking import Asking
+from tidegate_process.listening import in_brackets
+from tidegate_process.settings import InvalidSettings
 
 _log = logging.getLogger("tidegate_operator")
+
+_CHATTY = ("httpx2", "aiohttp.access", "kopf")
+# What kopf adds to records for its own formatters: whole objects.
+_OF_KOPF = ("k8s_ref", "k8s_skip", "settings")
 
 
 class NoCluster(Exception):
@@ -28,7 +35,7 @@ def main() -> int:
     """Run the operator; returns the exit status."""
     try:
         given = settings.load(sys.argv[1:])
-        logs.configure(given.log.level)
+        logs.configure(given.log.level, chatty=_CHATTY, hidden=_OF_KOPF)
         config = _config()
     except (InvalidSettings, NoCluster) as error:
         sys.stderr.write(f"tidegate_operator cannot start:\n{error}\n")
@@ -48,7 +55,6 @@ async def _operate(given: Settings, config: SingleConfig) -> None:
     namespace = given.namespace or config.namespace
     reconciler = _reconciler(given, config, namespace)
     _log.info("operating", extra={"namespace": namespace, "table": given.table.config_map})
-    host = f"[{given.liveness.host}]" if ":" in given.liveness.host else given.liveness.host
     await kopf.operator(
         registry=handlers.registry_of(reconciler, stuck_s=given.liveness.stuck_s),
         settings=handlers.settings(),
@@ -56,7 +62,7 @@ async def _operate(given: Settings, config: SingleConfig) -> None:
         # kopf would ask for the name of our user, which in a container has none.
         identity=Identity(socket.gethostname()),
         namespaces=[namespace],
-        liveness_endpoint=f"http://{host}:{given.liveness.port}/livez",
+        liveness_endpoint=f"http://{in_brackets(given.liveness.host)}:{given.liveness.port}/livez",
     )
 
 

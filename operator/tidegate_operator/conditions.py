@@ -8,12 +8,26 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tidegate_operator.guards import listed
-from tidegate_operator.situation import Decision, Fail, Observed, VersionSeen, Wait, Write
-from tidegate_operator.spec import Failed, Rollout
+from tidegate_operator.situation import (
+    Decision,
+    Fail,
+    Observed,
+    Unreadable,
+    VersionSeen,
+    Wait,
+    Write,
+)
+from tidegate_operator.spec import Failed
 from tidegate_table.document import ModelRoutes, Phase, Roll
 
 MOST_HISTORY = 10
 """Rolls that the history tells of."""
+
+LOST = "TableLost"
+"""The reason where no table may be written, since it is not known which is the newest."""
+
+# For these nothing goes on before somebody does something.
+_STANDS = ("Paused", "Failed", "InvalidSpec", "UnknownInTable")
 
 
 def conflict(generation: int, winner: str, before: Mapping[str, Any], now: str) -> dict[str, Any]:
@@ -38,6 +52,32 @@ def conflict(generation: int, winner: str, before: Mapping[str, Any], now: str) 
     }
 
 
+def lost(generation: int, message: str, before: Mapping[str, Any], now: str) -> dict[str, Any]:
+    """The status of a ModelRollout while nobody knows which table is the newest. All that was told
+    of it stays, above all the revision and what has failed; what serves is not known.
+
+    Args:
+        message: why not, and what to do about it.
+        before: the status as it is.
+        now: the time (RFC 3339).
+    """
+    conditions = [
+        ("Available", "Unknown", LOST, message),
+        ("Progressing", "False", LOST, message),
+        ("GatewaysSynced", "Unknown", LOST, message),
+    ]
+    return {
+        **before,
+        "observedGeneration": generation,
+        "conditions": _conditions(conditions, before, generation, now),
+    }
+
+
+def is_lost(before: Mapping[str, Any]) -> bool:
+    """Whether the status says so already."""
+    return any(each.get("reason") == LOST for each in before.get("conditions", ()))
+
+
 def status_of(
     seen: Observed, decision: Decision, generation: int, before: Mapping[str, Any], now: str
 ) -> dict[str, Any]:
@@ -51,21 +91,22 @@ def status_of(
         now: the time (RFC 3339).
     """
     routes, roll = seen.routes, seen.loads.roll if seen.loads is not None else None
+    failed = _failed(seen, decision, generation)
     status = {
         "observedGeneration": generation,
         "stableVersion": int(routes.stable) if routes else None,
         "candidateVersion": int(roll.target) if roll else None,
-        "phase": roll.phase.value if roll else None,
+        "phase": str(roll.phase) if roll else None,
         "step": roll.step if roll else None,
         "weight": routes.weights.get(roll.target, 0) if roll and routes else None,
-        "failed": _failed(seen, decision, generation),
+        "failed": failed and _written_failed(failed),
         "table": {"revision": seen.table.revision},
         "history": _history(before, roll, routes, decision, now),
         "conditions": _conditions(
             [
                 ("Available", *_available(seen, routes)),
                 ("Progressing", *_progressing(decision, roll)),
-                ("RolledBack", *_rolled_back(seen, decision, generation)),
+                ("RolledBack", *_rolled_back(failed, routes, roll)),
                 ("GatewaysSynced", *_gateways(decision)),
             ],
             before,
@@ -98,19 +139,23 @@ def _progressing(decision: Decision, roll: Roll | None) -> tuple[str, str, str]:
     if roll is None:
         # What is written just now is told by the next round.
         return "False", decision.reason, decision.message
-    stands = isinstance(decision, Wait) and decision.reason in ("Paused", "Failed", "InvalidSpec")
-    reason = decision.reason if stands else roll.phase.value
+    stands = isinstance(decision, Wait) and decision.reason in _STANDS
+    reason = decision.reason if stands else str(roll.phase)
     return "False" if stands else "True", reason, decision.message
 
 
-def _rolled_back(seen: Observed, decision: Decision, generation: int) -> tuple[str, str, str]:
-    failed = _failed(seen, decision, generation)
+def _rolled_back(
+    failed: Failed | None, routes: ModelRoutes | None, roll: Roll | None
+) -> tuple[str, str, str]:
+    """Whether what has failed serves no more: neither is it on its way nor stable."""
     if failed is None:
         return "False", "NothingFailed", ""
-    rollout = seen.rollout
-    pauses = isinstance(rollout, Rollout) and rollout.spec.on_failure == "Pause"
-    message = f"version {failed['version']}: {failed['message']}"
-    return "False" if pauses else "True", failed["reason"], message
+    is_coming = (
+        roll is not None and roll.target == failed.version and roll.phase is not Phase.ROLLING_BACK
+    )
+    is_stable = routes is not None and routes.stable == failed.version
+    message = f"version {failed.version}: {failed.message}"
+    return "False" if is_coming or is_stable else "True", failed.reason, message
 
 
 def _gateways(decision: Decision) -> tuple[str, str, str]:
@@ -119,14 +164,18 @@ def _gateways(decision: Decision) -> tuple[str, str, str]:
     return "True", "InStep", ""
 
 
-def _failed(seen: Observed, decision: Decision, generation: int) -> dict[str, Any] | None:
-    """What must not be tried again under this generation of the spec."""
-    rollout = seen.rollout
-    failed = rollout.failed if isinstance(rollout, Rollout) else None
+def _failed(seen: Observed, decision: Decision, generation: int) -> Failed | None:
+    """What must not be tried again under this generation of the spec. While nobody can read that
+    one, nobody can tell whether it is another try."""
     if isinstance(decision, Fail):
-        failed = Failed(decision.version, generation, decision.reason, decision.message)
-    if failed is None or failed.generation != generation:
-        return None
+        return Failed(decision.version, generation, decision.reason, decision.message)
+    failed = seen.rollout.failed if seen.rollout is not None else None
+    if isinstance(seen.rollout, Unreadable) or failed is None:
+        return failed
+    return failed if failed.generation == generation else None
+
+
+def _written_failed(failed: Failed) -> dict[str, Any]:
     return {
         "version": int(failed.version),
         "generation": failed.generation,

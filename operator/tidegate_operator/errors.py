@@ -3,7 +3,6 @@
 ClusterFailed       the API server refuses, or does not answer
 ├── Conflict        what was to be written has changed since it was read
 └── NotFound        there is none
-NoAnswer            a loader or gateway says nothing that can be used
 """
 
 
@@ -17,7 +16,3 @@ class Conflict(ClusterFailed):
 
 class NotFound(ClusterFailed):
     """What was asked for is not there."""
-
-
-class NoAnswer(Exception):
-    """A loader or gateway says nothing that can be used; the message says why."""

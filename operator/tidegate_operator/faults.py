@@ -6,7 +6,7 @@ from tidegate_operator import preflight
 from tidegate_operator.guards import listed
 from tidegate_operator.situation import Fail, LoaderSeen, Observed, VersionSeen
 from tidegate_operator.spec import Rollout
-from tidegate_table.document import Loads, Phase, Roll
+from tidegate_table.document import Loads, Roll
 
 
 def unfit(rollout: Rollout, loads: Loads, loaders: Sequence[LoaderSeen]) -> Fail | None:
@@ -46,9 +46,7 @@ def reported(seen: Observed, roll: Roll) -> Fail | None:
         if loader.revision is None or loader.revision < roll.since:
             continue
         version = loader.versions.get(roll.target, VersionSeen())
-        # With weight it is proven again and again: an error is then a proof that was wrong.
-        weighted = roll.phase is not Phase.LOADING
-        if version.failed or (weighted and version.loaded and version.error):
+        if version.failed:
             return Fail(roll.target, "CandidateFailed", f"{loader.name}: {version.error}")
     return None
 

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidegate_operator.answers import Asking, members, whole
+from tidegate_operator.answers import members, whole
 from tidegate_operator.resources import PodSeen
 from tidegate_operator.situation import GatewaySeen
+from tidegate_process.asking import Asking
 
 
 @dataclass(frozen=True, slots=True)

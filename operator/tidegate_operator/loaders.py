@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tidegate_operator.answers import Asking, is_said, members, text, whole
-from tidegate_operator.errors import NoAnswer
+from tidegate_operator.answers import is_said, members, text, whole
 from tidegate_operator.resources import PodSeen
 from tidegate_operator.situation import LoaderSeen, VersionSeen
+from tidegate_process.asking import Asking, NoAnswer
 
 SCHEMA = 1
 """The one form of a loader's status that is understood."""

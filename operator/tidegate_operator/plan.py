@@ -22,6 +22,9 @@ Why no request fails:
 - A version is not wanted again before every engine has let go of it (`guards.still_there`).
 - Going back needs nobody's leave: it is one write.
 - A failure is recorded before it is acted on, so that nobody tries that version again.
+- A candidate is proven by the golden request that the spec names, as long as it has no weight: when
+  that changes, the roll goes back and begins again, since what engines have proven says nothing of
+  the new one.
 """
 
 from dataclasses import replace
@@ -49,6 +52,8 @@ def next_step(seen: Observed, memory: Memory, now: float) -> Outcome:
     loads, rollout = seen.loads, seen.rollout
     if loads is None:
         return _enter(seen), Memory()
+    if loads.roll is not None and not isinstance(loads.roll.phase, Phase):
+        return _unknown("phase", loads.roll.phase), memory
     if isinstance(rollout, Rollout) and loads.policy != writes.policy_of(rollout):
         # At once, for it may be deleted in the next moment.
         return writes.governed(seen, rollout, loads), memory
@@ -60,7 +65,7 @@ def next_step(seen: Observed, memory: Memory, now: float) -> Outcome:
     if roll.phase is Phase.ROLLING_BACK:
         return _let_go(seen, loads, roll, memory, now)
     if isinstance(rollout, Unreadable):
-        return _unreadable(rollout), memory
+        return _unread(seen, rollout, loads, roll), memory
     if why := _why_back(seen, loads, roll):
         return writes.went_back(seen, loads, roll, why), memory
     if rollout is None:
@@ -95,8 +100,11 @@ def _rest(seen: Observed, loads: Loads) -> Decision:
     if rollout is None and not stable:
         return Write(None, None, "Dropped", "it has no version")
     if rollout is None:
-        if loads.policy is None or loads.policy.on_delete == "Keep":
+        on_delete = loads.policy.on_delete if loads.policy is not None else "Keep"
+        if on_delete == "Keep":
             return Wait("Kept", f"version {stable} serves, though no ModelRollout names it")
+        if on_delete != "Unload":
+            return _unknown("onDelete", on_delete)
         return _taken_out(seen, loads, "", stable, "the ModelRollout is deleted")
     if isinstance(rollout, Unreadable):
         return _unreadable(rollout)
@@ -145,7 +153,7 @@ def _why_back(seen: Observed, loads: Loads, roll: Roll) -> str:
     rollout = seen.rollout
     if roll.phase is Phase.PROMOTED:
         # The candidate is stable by now: a third version, or none, is for when the roll is over.
-        if not isinstance(rollout, Rollout) or guards.unproven(seen, roll.origin, roll.since):
+        if not isinstance(rollout, Rollout) or not _may_go_back(seen, roll):
             return ""
         if rollout.spec.version == roll.origin:
             return f"version {roll.origin} is wanted again"
@@ -155,8 +163,34 @@ def _why_back(seen: Observed, loads: Loads, roll: Roll) -> str:
         return f"version {rollout.spec.version} is wanted"
     elif rollout.spec.digest and loads.versions[roll.target] not in ("", rollout.spec.digest):
         return f"version {roll.target} is wanted with another digest"
+    elif roll.phase is Phase.LOADING and _proof_differs(seen, loads, roll):
+        # It may have been proven, or refuted, by the one of before.
+        return f"version {roll.target} is wanted with another golden request"
     goes_back = rollout.has_failed(roll.target) and rollout.spec.on_failure == "RollBack"
     return _failed(rollout).message if goes_back else ""
+
+
+def _may_go_back(seen: Observed, roll: Roll) -> bool:
+    """Whether the old version could take all requests. While it is stable it does, more or less."""
+    is_stable = roll.phase is not Phase.PROMOTED
+    return is_stable or not guards.unproven(seen, roll.origin, roll.since)
+
+
+def _proof_differs(seen: Observed, loads: Loads, roll: Roll) -> bool:
+    """Whether the golden request that the spec names now is another one than that by which the
+    candidate is proven. One that cannot be read at the moment is not."""
+    return not seen.proof_error and seen.proof != loads.proofs.get(roll.target)
+
+
+def _unread(seen: Observed, rollout: Unreadable, loads: Loads, roll: Roll) -> Decision:
+    """A roll is on its way, and nobody can read where it is to go: it stays where it is. But what
+    the loaders say of the candidate can be read, and that it goes back is what the spec says unless
+    it says otherwise."""
+    if not rollout.has_failed(roll.target):
+        return faults.reported(seen, roll) or _unreadable(rollout)
+    if _may_go_back(seen, roll):
+        return writes.went_back(seen, loads, roll, _failed(rollout).message)
+    return _unreadable(rollout)
 
 
 # Forward
@@ -181,6 +215,9 @@ def _go_on(  # noqa: PLR0913, PLR0917  all that there is
             return Wait("Paused", message), memory
         case _:
             return _let_go(seen, loads, roll, memory, now)
+    if isinstance(decision, Wait) and _proof_differs(seen, loads, roll):
+        message = f"{decision.message}; the golden request has changed, which counts for a new roll"
+        decision = replace(decision, message=message)
     return _in_time(seen, rollout, roll, decision, memory, now)
 
 
@@ -307,7 +344,12 @@ def _unreadable(rollout: Unreadable) -> Wait:
     return Wait("InvalidSpec", f"{rollout.name}: {rollout.message}")
 
 
-def _failed(rollout: Rollout) -> Wait:
+def _unknown(what: str, value: str) -> Wait:
+    """The table comes from a later release: what that has begun, it has to end."""
+    return Wait("UnknownInTable", f"the routing table has the {what} {value!r}, which is not known")
+
+
+def _failed(rollout: Rollout | Unreadable) -> Wait:
     failed = rollout.failed
     message = f"version {failed.version} has failed: {failed.message}" if failed else ""
     return Wait("Failed", message)

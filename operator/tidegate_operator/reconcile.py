@@ -18,9 +18,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from typing import Any, TypeVar
 
 from tidegate_operator import conditions, gateways, loaders, recovery
-from tidegate_operator.answers import Asking
 from tidegate_operator.cluster import Cluster, Stored
-from tidegate_operator.errors import ClusterFailed, Conflict, NoAnswer, NotFound
+from tidegate_operator.errors import ClusterFailed, Conflict, NotFound
 from tidegate_operator.lease import Lease
 from tidegate_operator.next_table import next_table
 from tidegate_operator.plan import next_step
@@ -38,13 +37,17 @@ from tidegate_operator.sightings import (
     proof_of,
     status_in,
 )
-from tidegate_operator.situation import Decision, Fail, Memory, Observed, Write
+from tidegate_operator.situation import Decision, Fail, Memory, Observed, Wait, Write
 from tidegate_operator.spec import Rollout
-from tidegate_table.document import InvalidTable, Proof, Table, read
+from tidegate_process.asking import Asking, NoAnswer
+from tidegate_table.document import InvalidTable, Loads, Phase, Proof, Table, read
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+News = Fail | Wait | None
+"""What people should look at, once it is in a status."""
 
 # The reason of a write that people should look at.
 _GOING_BACK = "RollingBack"
@@ -80,6 +83,7 @@ class Reconciler:
         self._clock = clock
         self._memories: dict[str, Memory] = {}
         self._silent: dict[str, str] = {}
+        self._empty_since: float | None = None
         self._woken = asyncio.Event()
         self._began_at = clock()
         self._task: asyncio.Task[None] | None = None
@@ -148,12 +152,16 @@ class Reconciler:
             NotDone: it could not be finished.
             ClusterFailed: the API server refuses, does not answer, or has a newer table.
         """
+        # It counts only as far as no round in between has missed it.
+        empty_since, self._empty_since = self._empty_since, None
         if not await self._lease.hold():
             self._memories.clear()
             return
         documents = await self._cluster.rollouts()
         stored = await self._cluster.table()
         pods = await self._pods()
+        if pods.are_empty():
+            self._empty_since = self._clock() if empty_since is None else empty_since
         table = await self._current(stored, documents, pods)
         if table is None or stored is None:
             return
@@ -165,7 +173,7 @@ class Reconciler:
                 await self._write(draft, stored.version)
                 await self._announce(decisions, claims, draft.revision)
         finally:
-            await self._tell(seen, decisions, claims)
+            await self._tell(_statuses(seen, decisions, claims))
 
     async def _pods(self) -> Pods:
         given = self._given
@@ -221,10 +229,17 @@ class Reconciler:
         found = _read(stored) if stored is not None else None
         held = pods.held_above(found.revision if found is not None else 0)
         known = max(known_revision(documents), pods.told_revision())
-        match recovery.current(found, held, known, pods.silent()):
+        spoilt = stored is not None and found is None
+        match recovery.current(
+            found, held, known, pods.silent(), self._empty_for_s(), spoilt=spoilt
+        ):
             case recovery.Stands(table):
                 return table
             case recovery.Lost(message):
+                try:
+                    await self._tell(_lost_statuses(documents, message))
+                except NotDone as untold:
+                    message = f"{message}; {untold}"
                 raise NotDone(message)
             case recovery.Rewrite(table, message):
                 level = logging.INFO if table.revision == 1 else logging.WARNING
@@ -232,6 +247,9 @@ class Reconciler:
                 await self._write(table, stored.version if stored is not None else None)
                 self.wake()
         return None
+
+    def _empty_for_s(self) -> float:
+        return 0.0 if self._empty_since is None else max(0.0, self._clock() - self._empty_since)
 
     async def _observe(self, table: Table, claims: Claims, pods: Pods) -> dict[str, Observed]:
         seen = {}
@@ -253,10 +271,10 @@ class Reconciler:
         return seen
 
     async def _proof(self, table: Table, rollout: Rollout) -> tuple[Proof | None, str]:
-        """The golden request of a version that is not in the table yet, and why it cannot be had.
-        What is in the table has its own there."""
+        """The golden request of a version that is on its way or not in the table yet, and why it
+        cannot be had. What is in the table for good has its own there."""
         source, loads = rollout.spec.proof, table.loads.get(rollout.spec.model)
-        if source is None or (loads is not None and rollout.spec.version in loads.versions):
+        if source is None or (loads is not None and _is_there(loads, rollout.spec.version)):
             return None, ""
         try:
             return proof_of(source, await self._cluster.config(source.config_map)), ""
@@ -304,40 +322,45 @@ class Reconciler:
                     is_bad = decision.reason == _GOING_BACK
                     await self._event(owner.document, decision, warning=is_bad)
 
-    async def _tell(
-        self, seen: Mapping[str, Observed], decisions: Mapping[str, Decision], claims: Claims
-    ) -> None:
-        """Write the statuses that are not as they should be.
+    async def _tell(self, statuses: Iterable[tuple[Document, dict[str, Any], News]]) -> None:
+        """Write the statuses that are not as they should be, and tell what is new in them.
 
         Raises:
             NotDone: some could not be written; all others are.
         """
         faults = []
-        for document, after, decision in _statuses(seen, decisions, claims):
-            patch = merge_patch(status_in(document), after)
-            if not patch:
-                continue
-            self._fence()
-            metadata = document["metadata"]
+        for document, after, news in statuses:
             try:
-                await self._cluster.patch_status(
-                    metadata["name"], metadata["resourceVersion"], patch
-                )
-            except (Conflict, NotFound):
-                continue  # It has changed since it was read; the next round reads it again.
+                is_written = await self._put(document, after)
             except ClusterFailed as error:
                 faults.append(str(error))
                 continue
-            if isinstance(decision, Fail):
+            if is_written and news is not None:
                 _log.warning(
-                    decision.message,
-                    extra={"rollout": name_of(document), "reason": decision.reason},
+                    news.message, extra={"rollout": name_of(document), "reason": news.reason}
                 )
-                await self._event(document, decision, warning=True)
+                await self._event(document, news, warning=True)
         if faults:
             raise NotDone("; ".join(faults))
 
-    async def _event(self, document: Document, told: Write | Fail, *, warning: bool) -> None:
+    async def _put(self, document: Document, after: Mapping[str, Any]) -> bool:
+        """Whether a status was not as it should be, and is now.
+
+        Raises:
+            ClusterFailed: it cannot be written.
+        """
+        patch = merge_patch(status_in(document), after)
+        if not patch:
+            return False
+        self._fence()
+        metadata = document["metadata"]
+        try:
+            await self._cluster.patch_status(metadata["name"], metadata["resourceVersion"], patch)
+        except (Conflict, NotFound):
+            return False  # It has changed since it was read; the next round reads it again.
+        return True
+
+    async def _event(self, document: Document, told: Decision, *, warning: bool) -> None:
         try:
             await self._cluster.post_event(
                 document, warning=warning, reason=told.reason, message=told.message
@@ -349,9 +372,9 @@ class Reconciler:
 
 def _statuses(
     seen: Mapping[str, Observed], decisions: Mapping[str, Decision], claims: Claims
-) -> Iterator[tuple[Document, dict[str, Any], Decision | None]]:
-    """Each ModelRollout, the status that it should have, and what was decided for it."""
-    at = now().strftime("%Y-%m-%dT%H:%M:%SZ")
+) -> Iterator[tuple[Document, dict[str, Any], News]]:
+    """Each ModelRollout, the status that it should have, and what is new in it."""
+    at = _time()
     for model, decision in decisions.items():
         owner = claims.owners.get(model)
         if owner is not None:
@@ -363,10 +386,37 @@ def _statuses(
             except Exception:  # noqa: BLE001
                 _log.exception("a status cannot be told", extra={"rollout": name_of(document)})
             else:
-                yield document, after, decision
+                yield document, after, decision if isinstance(decision, Fail) else None
     for document, winner in claims.others:
         before, generation = status_in(document), generation_of(document)
         yield document, conditions.conflict(generation, winner, before, at), None
+
+
+def _lost_statuses(
+    documents: Iterable[Document], message: str
+) -> Iterator[tuple[Document, dict[str, Any], News]]:
+    """As `_statuses`, while there is no table to go by."""
+    at = _time()
+    for document in documents:
+        before = status_in(document)
+        try:
+            after = conditions.lost(generation_of(document), message, before, at)
+            is_new = not conditions.is_lost(before)
+        except Exception:  # noqa: BLE001
+            _log.exception("a status cannot be told", extra={"rollout": name_of(document)})
+        else:
+            yield document, after, Wait(conditions.LOST, message) if is_new else None
+
+
+def _time() -> str:
+    return now().strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _is_there(loads: Loads, version: str) -> bool:
+    """Whether a version is in the table, and not on its way into service."""
+    roll = loads.roll
+    is_coming = roll is not None and roll.target == version and roll.phase is not Phase.ROLLING_BACK
+    return version in loads.versions and not is_coming
 
 
 def _read(stored: Stored) -> Table | None:

@@ -8,7 +8,12 @@ from typing import Any
 
 from lightkube.generic_resource import create_namespaced_resource
 from lightkube.models.coordination_v1 import LeaseSpec
-from lightkube.models.core_v1 import ContainerStatus, EventSource, ObjectReference
+from lightkube.models.core_v1 import (
+    ContainerStatus,
+    EventSource,
+    ObjectReference,
+    PodCondition,
+)
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import ConfigMap, Event, Pod
@@ -42,6 +47,7 @@ class PodSeen:
         address: its IP; "" while it has none.
         ready: whether it is, and does not leave.
         started: whether any of its containers has ever started, as far as is known.
+        was_ready: whether it is ready or may have been before.
     """
 
     name: str
@@ -49,6 +55,7 @@ class PodSeen:
     address: str
     ready: bool
     started: bool
+    was_ready: bool = True
 
 
 def pod_seen(pod: Pod) -> PodSeen | None:
@@ -56,15 +63,26 @@ def pod_seen(pod: Pod) -> PodSeen | None:
     metadata, status = pod.metadata, pod.status
     if metadata is None or status is None or status.phase in ("Succeeded", "Failed"):
         return None
-    conditions = {each.type: each.status for each in status.conditions or ()}
+    readiness = next((each for each in status.conditions or () if each.type == "Ready"), None)
+    is_ready = readiness is not None and readiness.status == "True"
     containers = [*(status.containerStatuses or ()), *(status.initContainerStatuses or ())]
     return PodSeen(
         name=metadata.name or "",
         uid=metadata.uid or "",
         address=status.podIP or "",
-        ready=conditions.get("Ready") == "True" and metadata.deletionTimestamp is None,
+        ready=is_ready and metadata.deletionTimestamp is None,
         started=any(_has_started(each) for each in containers),
+        was_ready=is_ready or _has_changed(readiness, status.startTime),
     )
+
+
+def _has_changed(readiness: PodCondition | None, began: datetime | None) -> bool:
+    """Whether a pod's readiness may have been another one before. The kubelet sets the time of the
+    condition, and then that of the pod's start, in the first status that it writes, and the former
+    again whenever it changes: `updateStatusInternal` in Kubernetes 1.34's
+    pkg/kubelet/status/status_manager.go."""
+    changed = readiness.lastTransitionTime if readiness is not None else None
+    return changed is None or began is None or changed > began
 
 
 def _has_started(container: ContainerStatus) -> bool:

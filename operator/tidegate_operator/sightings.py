@@ -8,9 +8,10 @@ from typing import Any
 from tidegate_operator import gateways, loaders
 from tidegate_operator.gateways import Routing
 from tidegate_operator.loaders import Status
+from tidegate_operator.recovery import Silence
 from tidegate_operator.resources import PodSeen
 from tidegate_operator.situation import GatewaySeen, LoaderSeen, Unreadable
-from tidegate_operator.spec import InvalidRollout, ProofSource, Rollout, owner_of, read
+from tidegate_operator.spec import InvalidRollout, ProofSource, Rollout, failed_in, owner_of, read
 from tidegate_table.document import InvalidTable, Proof, Table, parse
 
 Document = Mapping[str, Any]
@@ -132,11 +133,23 @@ class Pods:
         """What counts of every gateway for one model."""
         return [gateways.seen(pod, routing, model) for pod, routing in self.gateways]
 
-    def silent(self) -> list[str]:
-        """The gateways that have started and the engines that are ready, and do not answer."""
-        return [pod.name for pod, status in self.engines if pod.ready and status is None] + [
-            pod.name for pod, routing in self.gateways if pod.started and routing is None
-        ]
+    def silent(self) -> Silence:
+        """Who does not answer."""
+        engines = [pod for pod, status in self.engines if status is None]
+        fronts = [pod for pod, routing in self.gateways if routing is None]
+        ready = [pod.name for pod in engines if pod.ready]
+        started = [pod for pod in fronts if pod.started]
+        missing = [] if self.engines else ["an engine"]
+        missing += [] if self.gateways else ["a gateway"]
+        return Silence(
+            pods=[*(pod.name for pod in (*engines, *fronts)), *missing],
+            running=[*ready, *(pod.name for pod in started)],
+            served=[*ready, *(pod.name for pod in started if pod.was_ready)],
+        )
+
+    def are_empty(self) -> bool:
+        """Whether there are engines and gateways, and every one answers that it has no table."""
+        return not self.silent().pods and self.told_revision() == 0
 
     def told_revision(self) -> int:
         """The highest revision that any pod tells of; 0 where none does."""
@@ -165,11 +178,16 @@ def _rollout(document: Document) -> Rollout | Unreadable:
     try:
         return read(document)
     except InvalidRollout as invalid:
-        return Unreadable(name_of(document), str(invalid))
+        return Unreadable(
+            name_of(document), str(invalid), generation_of(document), failed_in(document)
+        )
 
 
 def _json(where: str, key: str, text: str) -> object:
     try:
-        return json.loads(text)
+        found: object = json.loads(text)
+        # What no table can have: a number that is none, half a character.
+        json.dumps(found, allow_nan=False, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise InvalidProof(f"{where}: {key}: expected JSON: {error}") from None
+    return found

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tidegate_operator.spec import Rollout
+from tidegate_operator.spec import Failed, Rollout
 from tidegate_table.document import Loads, ModelRoutes, Proof, Table
 
 # What is seen
@@ -75,10 +75,22 @@ class GatewaySeen:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A ModelRollout that is there, and cannot be acted on."""
+    """A ModelRollout that is there, and cannot be acted on.
+
+    Attributes:
+        message: why not.
+        generation: of the spec that cannot be read.
+        failed: from its status; None when nothing has failed.
+    """
 
     name: str
     message: str
+    generation: int = 1
+    failed: Failed | None = None
+
+    def has_failed(self, version: str) -> bool:
+        """Whether that version has failed under the present spec."""
+        return self.failed is not None and self.failed.is_of(version, self.generation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +101,8 @@ class Observed:
         model: the model that it is about.
         table: as it was read, before the pods were listed and asked.
         rollout: None only when a list that succeeded has none for the model.
-        proof: what the spec's ConfigMap holds; None without one.
+        proof: what the spec's ConfigMap holds, as long as the spec's version is on its way; None
+            without one.
         proof_error: why it cannot be read, or "".
         loaders: one for each pod of an engine.
         gateways: one for each pod of a gateway that has not ended for good.

@@ -125,6 +125,10 @@ class Failed:
     reason: str
     message: str
 
+    def is_of(self, version: str, generation: int) -> bool:
+        """Whether it is that version which has failed, under that spec."""
+        return (self.version, self.generation) == (version, generation)
+
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
@@ -145,11 +149,7 @@ class Rollout:
 
     def has_failed(self, version: str) -> bool:
         """Whether that version has failed under the present spec."""
-        failed = self.failed
-        return failed is not None and (failed.version, failed.generation) == (
-            version,
-            self.generation,
-        )
+        return self.failed is not None and self.failed.is_of(version, self.generation)
 
 
 def owner_of(claims: Sequence[tuple[str, str]]) -> str:
@@ -179,7 +179,7 @@ def read(document: Mapping[str, Any]) -> Rollout:
         generation=metadata.get("generation", 1),
         created=metadata.get("creationTimestamp") or "",
         spec=_spec(spec),
-        failed=_failed((document.get("status") or {}).get("failed")),
+        failed=failed_in(document),
     )
 
 
@@ -234,8 +234,11 @@ def _spec(spec: Mapping[str, Any]) -> Spec:
     )
 
 
-def _failed(failed: object) -> Failed | None:
-    """What the status says; what cannot be read was not written by an operator, and counts not."""
+def failed_in(document: Mapping[str, Any]) -> Failed | None:
+    """What the status says has failed; what cannot be read was not written by an operator, and
+    counts not."""
+    status = document.get("status")
+    failed = status.get("failed") if isinstance(status, dict) else None
     if not isinstance(failed, dict):
         return None
     version, generation = failed.get("version"), failed.get("generation")

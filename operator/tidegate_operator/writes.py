@@ -129,7 +129,7 @@ def _entered(
     seen: Observed, loads: Loads, roll: Roll, routes: ModelRoutes | None, message: str
 ) -> Write:
     roll = replace(roll, since=seen.next_revision)
-    return Write(replace(loads, roll=roll), routes, roll.phase.value, message)
+    return Write(replace(loads, roll=roll), routes, str(roll.phase), message)
 
 
 def _routes(seen: Observed, stable: str, weights: dict[str, float]) -> ModelRoutes:

@@ -373,16 +373,26 @@ def test_a_model_that_has_no_stable_version_yet_is_in_loads_alone() -> None:
         ),
         ({"roll": LOADS["roll"] | {"to": "3"}}, "roll: to: expected one of the versions, got '3'"),
         (
-            {"roll": LOADS["roll"] | {"phase": "Resting"}},
-            "roll: phase: expected one of Loading, Stepping, Baking, Promoted, RollingBack, "
-            "got 'Resting'",
+            {"roll": LOADS["roll"] | {"from": "2"}},
+            "roll: from: expected another version than in to, got '2'",
+        ),
+        *(
+            (
+                {"roll": LOADS["roll"] | {"phase": phase}},
+                f"roll: phase: expected a text such as Loading, got {got}",
+            )
+            for phase, got in [("", "''"), (None, "null"), (["Loading"], "a list")]
         ),
         (
             {"roll": LOADS["roll"] | {"since": 0}},
             "roll: since: expected a whole number from 1, got 0",
         ),
         ({"proofs": {"2": {}}}, "proof of version '2': request: expected an object, got none"),
-        ({"policy": {"uid": "u"}}, "policy: onDelete: expected Keep or Unload, got none"),
+        ({"policy": {"uid": "u"}}, "policy: onDelete: expected a text such as Keep, got none"),
+        (
+            {"policy": {"uid": "u", "onDelete": ""}},
+            "policy: onDelete: expected a text such as Keep, got ''",
+        ),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -391,6 +401,19 @@ def test_loads_that_are_wrong_are_refused(changes: dict[str, Any], fault: str) -
         parse(loads_of(**changes))
 
     assert list(refused.value.faults) == [f"loads of model 'm': {fault}"]
+
+
+def test_a_phase_and_a_policy_of_a_later_release_are_kept() -> None:
+    """They are the operator's: whoever routes and loads by the table goes on."""
+    document = loads_of(
+        roll=LOADS["roll"] | {"phase": "Shadowing"}, policy={"uid": "u", "onDelete": "Archive"}
+    )
+
+    loads = parse(document).loads["m"]
+
+    assert loads.roll is not None
+    assert (loads.roll.phase, loads.policy) == ("Shadowing", Policy("u", "Archive"))
+    assert write(parse(document)) == document
 
 
 def test_what_a_digest_is() -> None:

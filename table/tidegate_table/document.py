@@ -3,8 +3,8 @@
 `models` is what gateways route by, `loads` what loaders have in their engines, with the operator's
 notes on the roll of each model. A table is validated whole before it is used, and every fault is
 told, so that it is applied as it is meant or not at all. Tables come from other releases too: a
-member that is not known here is kept and ignored; another `schema` is refused, since all else may
-then mean something different.
+member that is not known here is kept and ignored, and so is a phase or a policy, which only the
+operator acts on; another `schema` is refused, since all else may then mean something different.
 """
 
 import json
@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any
 
 import orjson
 
@@ -96,7 +96,7 @@ class Roll:
     Attributes:
         origin: the version that was stable when it began; "" when there was none. In JSON: `from`.
         target: the candidate. In JSON: `to`.
-        phase: how far it has come.
+        phase: how far it has come; one of a later release is a text.
         step: the index of the step, from 0, while it is stepping.
         since: the revision of the table that brought this phase and step.
         engine: while it is loading, the one engine that is to load the candidate before the others
@@ -105,7 +105,7 @@ class Roll:
 
     origin: str
     target: str
-    phase: Phase
+    phase: Phase | str
     step: int
     since: int
     engine: str = ""
@@ -121,11 +121,12 @@ class Policy:
 
     Attributes:
         uid: of the object.
-        on_delete: whether its model then stays (Keep) or leaves the engines (Unload).
+        on_delete: whether its model then stays (Keep) or leaves the engines (Unload); a later
+            release may know more.
     """
 
     uid: str
-    on_delete: Literal["Keep", "Unload"]
+    on_delete: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,11 +300,15 @@ def _roll(member: Any) -> Roll | None:
     return Roll(
         member["from"],
         member["to"],
-        Phase(member["phase"]),
+        _phase(member["phase"]),
         member["step"],
         member["since"],
         member.get("engine", ""),
     )
+
+
+def _phase(text: str) -> Phase | str:
+    return Phase(text) if text in [*Phase] else text
 
 
 def _policy(member: Any) -> Policy | None:
@@ -342,7 +347,7 @@ def _written_loads(loads: Loads) -> dict[str, Any]:
         and {
             "from": roll.origin,
             "to": roll.target,
-            "phase": roll.phase.value,
+            "phase": str(roll.phase),
             "step": roll.step,
             "since": roll.since,
             "engine": roll.engine,
@@ -513,8 +518,10 @@ def _roll_faults(where: str, roll: object, versions: Mapping[str, Any]) -> Itera
         yield f"{where}: to: expected one of the versions, got {_got(roll, 'to')}"
     if origin != "" and (not isinstance(origin, str) or origin not in versions):
         yield f"{where}: from: expected one of the versions or an empty text, got {_quoted(origin)}"
-    if roll.get("phase") not in [*Phase]:
-        yield f"{where}: phase: expected one of {', '.join(Phase)}, got {_got(roll, 'phase')}"
+    elif origin == target:
+        yield f"{where}: from: expected another version than in to, got {_quoted(origin)}"
+    if not _is_some_text(roll.get("phase")):
+        yield f"{where}: phase: expected a text such as {Phase.LOADING}, got {_got(roll, 'phase')}"
     if not _is_whole(roll.get("step"), 0):
         yield f"{where}: step: expected a whole number from 0, got {_got(roll, 'step')}"
     if not isinstance(roll.get("engine", ""), str):
@@ -531,8 +538,12 @@ def _policy_faults(where: str, policy: object) -> Iterator[str]:
         return
     if not isinstance(policy.get("uid"), str):
         yield f"{where}: uid: expected a text, got {_got(policy, 'uid')}"
-    if policy.get("onDelete") not in ("Keep", "Unload"):
-        yield f"{where}: onDelete: expected Keep or Unload, got {_got(policy, 'onDelete')}"
+    if not _is_some_text(policy.get("onDelete")):
+        yield f"{where}: onDelete: expected a text such as Keep, got {_got(policy, 'onDelete')}"
+
+
+def _is_some_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
 
 
 def _is_whole(value: object, least: int) -> bool:

@@ -1,7 +1,8 @@
 """Asks a gateway for inference as a client would: `helm test` runs it in the gateway's image.
 
-A photo goes to POST /predict, then tensors of zeros over gRPC to whatever the model takes. Ends
-with status 1 and a sentence when an answer is not as it should be.
+Where it has to, it waits until the model serves. Then a photo goes to POST /predict, and tensors of
+zeros over gRPC to whatever the model takes. Ends with status 1 and a sentence when an answer is not
+as it should be.
 """
 
 import argparse
@@ -9,6 +10,7 @@ import http.client
 import json
 import math
 import sys
+import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +23,9 @@ from tidegate_proto import kserve_v2_pb2, kserve_v2_pb2_grpc
 
 # Longer than any model should take, shorter than the test's pod may.
 _TIMEOUT_SECONDS = 30.0
+# For an answer whether the model serves, and between two such questions.
+_ASK_SECONDS = 5.0
+_PAUSE_SECONDS = 1.0
 
 _ELEMENT_BYTES = {
     "BOOL": 1,
@@ -43,6 +48,42 @@ _ELEMENT_BYTES = {
 
 class Unexpected(Exception):
     """An answer that is not as it should be; the message says what was expected and what came."""
+
+
+def wait_until_served(address: str, model: str, patience_s: float) -> None:
+    """Ask the gateway at `address` (host:port) whether it serves `model`, until it does.
+
+    Raises:
+        Unexpected: it does not within `patience_s` seconds.
+    """
+    deadline = time.monotonic() + patience_s
+    told = ""
+    while against := _reason_against(address, model):
+        if time.monotonic() >= deadline:
+            raise Unexpected(
+                f"model {model!r}: expected it to serve within {patience_s:g} s, got {against} "
+                f"from {address}"
+            )
+        if against != told:
+            print(f"waiting until model {model!r} serves: {against}", flush=True)
+            told = against
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _reason_against(address: str, model: str) -> str:
+    """What the gateway, or the way to it, has against a request for `model`; "" for nothing."""
+    connection = http.client.HTTPConnection(address, timeout=_ASK_SECONDS)
+    try:
+        connection.request("GET", f"/v2/models/{quote(model)}/ready")
+        response = connection.getresponse()
+        said = response.read()
+    except (OSError, http.client.HTTPException) as error:
+        return str(error) or type(error).__name__
+    finally:
+        connection.close()
+    if response.status == http.client.OK:
+        return ""
+    return f"{response.status} {said.decode(errors='replace')}".strip()
 
 
 def classify(address: str, model: str, photo: Path, label: str) -> str:
@@ -127,8 +168,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", required=True)
     parser.add_argument("--photo", type=Path, help="without it, no image is classified")
     parser.add_argument("--label", default="", help="part of the label that the photo must get")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="how long to wait until the model serves (default: not at all)",
+    )
     given = parser.parse_args(arguments)
     try:
+        if given.patience:
+            wait_until_served(given.http, given.model, given.patience)
         if given.photo:
             print("HTTP:", classify(given.http, given.model, given.photo, given.label), flush=True)
         print("gRPC:", infer(given.grpc, given.model), flush=True)

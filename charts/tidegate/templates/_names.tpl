@@ -78,9 +78,26 @@ no loaders that it could tell.
 {{- end -}}
 {{- end -}}
 true
-{{- else if and .Values.engine.enabled (not .Values.engine.models) -}}
+{{- else -}}
+{{- if and .Values.engine.enabled (not .Values.engine.models) -}}
 {{- fail "engine.models: expected the models that each engine loads, since operator.enabled is false, got none" -}}
 {{- end -}}
+{{- /* The default cannot be told from one's own value of the same content; both say nothing here. */ -}}
+{{- $default := dict "image_classifier" (dict "version" 1) -}}
+{{- if and .Values.rollouts (ne (toJson .Values.rollouts) (toJson $default)) -}}
+{{- $switch := ternary "operator" "engine" .Values.engine.enabled -}}
+{{- fail (printf "rollouts: expected the default or none, since %s.enabled is false and so nobody rolls models, got %s" $switch (toJson .Values.rollouts)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The name of the ModelRollout that the chart makes for a model. Takes the model's name. */}}
+{{- define "tidegate.rolloutName" -}}
+{{- $name := regexReplaceAll "[^a-z0-9]+" (lower .) "-" | trimAll "-" | trunc 63 | trimSuffix "-" -}}
+{{- if not $name -}}
+{{- fail (printf "rollouts.%s: expected a model with a letter or digit in its name, after which its ModelRollout is named, got none" .) -}}
+{{- end -}}
+{{- $name -}}
 {{- end -}}
 
 {{/* The names of the models that engines load, in order, as a JSON list. */}}

@@ -26,10 +26,11 @@ from tidegate_gateway.balancing import Key, Pool, Rules
 from tidegate_gateway.deadline import Deadline
 from tidegate_gateway.discovery import Endpoint
 from tidegate_gateway.endpoints import Connection, Endpoints, Target
-from tidegate_gateway.loaders import Report, Silent
+from tidegate_gateway.loaders import Report
 from tidegate_gateway.metrics import Metrics
 from tidegate_gateway.routing import Route
 from tidegate_gateway.settings import AttemptSettings, HealthSettings
+from tidegate_process.asking import NoAnswer
 
 P = ParamSpec("P")
 
@@ -226,7 +227,7 @@ class Fleet:
         close_after_s: float,
         loaders: bool,
     ) -> None:
-        self.reports: dict[str, Report | Silent] = {}
+        self.reports: dict[str, Report | NoAnswer] = {}
         self.report_takes_s = 0.0
         self.questions: dict[str, int] = defaultdict(int)
         self.plan: list[Does] = []
@@ -258,9 +259,9 @@ class Fleet:
     async def _report(self, endpoint: Endpoint) -> Report:
         """What its loader says; one that the test says nothing of is silent."""
         self.questions[endpoint.name] += 1
-        said = self.reports.get(endpoint.name, Silent("no answer"))
+        said = self.reports.get(endpoint.name, NoAnswer("no answer"))
         await asyncio.sleep(self.report_takes_s)
-        if isinstance(said, Silent):
+        if isinstance(said, NoAnswer):
             raise said
         return said
 

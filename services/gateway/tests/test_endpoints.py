@@ -15,9 +15,10 @@ from tidegate_gateway.errors import (
     ModelNotFound,
     VersionUnready,
 )
-from tidegate_gateway.loaders import Said, Silent
+from tidegate_gateway.loaders import Said
 from tidegate_gateway.routing import Route
 from tidegate_gateway.settings import HealthSettings
+from tidegate_process.asking import NoAnswer
 
 from .scripted import (
     CANDIDATE,
@@ -362,7 +363,7 @@ async def test_behind_a_silent_loader_stable_is_asked_of_the_engine_and_no_candi
         fleet.reports["e1"] = {STABLE: PROVEN, CANDIDATE: PROVEN}
         fleet.endpoints.ask_anew()
         await asyncio.sleep(0.5)
-        fleet.reports["e1"] = Silent("no answer")
+        fleet.reports["e1"] = NoAnswer("no answer")
         fleet.endpoints.ask_anew()
         await asyncio.sleep(20.0)
         assert fleet.version("e1", CANDIDATE)["serves"] is True

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -13,7 +13,8 @@ from tidegate_engine.loader.bookkeeping import Bookkeeping, Rules, Verdict
 from tidegate_engine.loader.plan import Listed, State
 from tidegate_gateway import loaders
 from tidegate_gateway.discovery import Endpoint
-from tidegate_gateway.loaders import Loaders, Said, Silent, read
+from tidegate_gateway.loaders import Loaders, Said, read
+from tidegate_process.asking import NoAnswer
 from tidegate_table.document import Loads, ModelRoutes, Table
 
 DIGEST = "sha256:" + "1" * 64
@@ -45,7 +46,7 @@ def answer(body: bytes, status: int = 200) -> bytes:
 
 
 @asynccontextmanager
-async def serving(said: bytes, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[int]:
+async def serving(said: bytes, host: str = "127.0.0.1") -> AsyncIterator[int]:
     """The port of a server that says so, whatever it is asked, and nothing more."""
     asked: list[bytes] = []
     ended = asyncio.Event()
@@ -61,7 +62,7 @@ async def serving(said: bytes, host: str = "127.0.0.1", port: int = 0) -> AsyncI
             await ended.wait()
         writer.close()
 
-    server = await asyncio.start_server(serve, host, port)
+    server = await asyncio.start_server(serve, host, 0)
     try:
         yield server.sockets[0].getsockname()[1]
         assert {line.split()[1] for line in asked} <= {b"/status"}
@@ -92,9 +93,9 @@ async def test_a_loader_is_asked_at_its_engines_address(host: str) -> None:
     ("said", "why"),
     [
         (answer(b"{}", 503), "expected status 200, got 503"),
-        (answer(b"<html>"), "expected a loader's status: JSONDecodeError"),
-        (answer(b"[]"), "expected a loader's status: TypeError"),
-        (answer(json.dumps(STATUS | {"models": 5}).encode()), "AttributeError"),
+        (answer(b"<html>"), "expected JSON: "),
+        (answer(b"[]"), "expected a JSON object, got list"),
+        (answer(json.dumps(STATUS | {"models": 5}).encode()), "loader's status: AttributeError"),
         (answer(json.dumps(STATUS | {"models": {"m": {}}}).encode()), "KeyError: 'versions'"),
         # A loader that has just started: nothing is wanted, whatever the engine still has.
         (answer(json.dumps(STATUS | {"revision": 0}).encode()), "it has no routing table yet"),
@@ -103,34 +104,28 @@ async def test_a_loader_is_asked_at_its_engines_address(host: str) -> None:
 )
 async def test_what_cannot_be_used_is_silence(said: bytes, why: str) -> None:
     async with serving(said) as port, asking(port) as all_:
-        with pytest.raises(Silent, match=why):
+        with pytest.raises(NoAnswer, match=why):
             await all_.ask(Endpoint("127.0.0.1:8001", "engine-0"))
 
 
 async def test_a_loader_that_does_not_come_to_an_end_is_silent() -> None:
     half = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n{"
     async with serving(half) as port, asking(port, timeout_s=0.2) as all_:
-        with pytest.raises(Silent, match=r"no answer within 0\.2 s"):
-            await all_.ask(Endpoint("127.0.0.1:8001", "engine-0"))
-
-
-async def test_a_loader_that_is_away_is_silent(unused_tcp_port_factory: Callable[[], int]) -> None:
-    async with asking(unused_tcp_port_factory()) as all_:
-        with pytest.raises(Silent, match="ConnectError"):
+        with pytest.raises(NoAnswer, match=r"no answer within 0\.2 s"):
             await all_.ask(Endpoint("127.0.0.1:8001", "engine-0"))
 
 
 async def test_an_answer_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loaders, "MAX_STATUS_BYTES", 100)
     async with serving(answer(json.dumps(STATUS).encode())) as port, asking(port) as all_:
-        with pytest.raises(Silent, match="expected at most 100 bytes, got more"):
+        with pytest.raises(NoAnswer, match="expected at most 100 bytes, got more"):
             await all_.ask(Endpoint("127.0.0.1:8001", "engine-0"))
 
 
 def test_what_the_shipped_loader_tells_is_understood() -> None:
     book = Bookkeeping(Rules())
-    with pytest.raises(Silent):
-        read(orjson.dumps(book.report()))
+    with pytest.raises(NoAnswer):
+        read(orjson.loads(orjson.dumps(book.report())))
 
     loads = {"m": Loads("", {"1": "", "2": ""})}
     book.applied(Table(42, {"m": ModelRoutes("1", {"1": 100})}, loads=loads))
@@ -140,14 +135,14 @@ def test_what_the_shipped_loader_tells_is_understood() -> None:
         book.asked(prove)
         book.answered(prove, Verdict.GOOD, "", 0.0)
 
-    assert read(orjson.dumps(book.report())) == {
+    assert read(orjson.loads(orjson.dumps(book.report()))) == {
         ("m", "1"): Said(is_proven=True, digest=""),
         ("m", "2"): Said(is_proven=False, digest=""),
     }
 
 
 def test_only_what_is_wanted_and_proven_is_served() -> None:
-    assert read(json.dumps(STATUS).encode()) == REPORT
+    assert read(STATUS) == REPORT
 
 
 @pytest.mark.parametrize(
@@ -164,20 +159,3 @@ def test_a_proof_is_one_of_the_files_that_are_wanted(
     proven: bool, theirs: str, ours: str, serves: bool
 ) -> None:
     assert Said(is_proven=proven, digest=theirs).serves(ours) is serves
-
-
-async def test_many_loaders_that_do_not_answer_keep_no_other_from_being_asked() -> None:
-    quiet, engine = Endpoint("127.0.0.2:8001", "quiet"), Endpoint("127.0.0.1:8001", "engine-0")
-    said = answer(json.dumps(STATUS).encode())
-    async with (
-        serving(said) as port,
-        serving(b"", "127.0.0.2", port),
-        asking(port) as all_,
-        asyncio.TaskGroup() as group,
-    ):
-        # More than a client of HTTP connects to by default.
-        stuck = [group.create_task(all_.ask(quiet)) for _ in range(150)]
-        await asyncio.sleep(0)
-        assert await all_.ask(engine) == REPORT
-        for task in stuck:
-            task.cancel()

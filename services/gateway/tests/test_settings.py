@@ -10,7 +10,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from tidegate_gateway import settings
-from tidegate_gateway.settings import InvalidSettings, Settings
+from tidegate_gateway.settings import Settings
+from tidegate_process.settings import InvalidSettings
 
 
 @pytest.fixture(autouse=True)
@@ -101,21 +102,6 @@ def test_each_setting_comes_from_the_environment(
     given = settings.load(WITH.get(name, []))
 
     assert str(value(given, name)).removesuffix(".0") == OTHER[name]
-
-
-def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TIDEGATE_HTTP__PORT", "1")
-    monkeypatch.setenv("TIDEGATE_HTTP__HOST", "127.0.0.2")
-
-    given = settings.load(["--http.port=2", "--deadline.v2_s", "4.5"])
-
-    assert (given.http.port, given.http.host, given.deadline.v2_s) == (2, "127.0.0.2", 4.5)
-    assert given.http.max_body_bytes == 64 * 2**20
-
-
-def test_settings_do_not_change() -> None:
-    with pytest.raises(ValueError, match="frozen"):
-        settings.load([]).http.port = 1
 
 
 def test_help_names_every_setting_with_what_it_means(capsys: pytest.CaptureFixture[str]) -> None:
@@ -309,90 +295,8 @@ def test_a_table_comes_from_one_place(tmp_path: Path) -> None:
     )
 
 
-def test_every_bad_value_has_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TIDEGATE_DRAIN__GRACE_S", "long")
-
-    lines = refusal("--http.port=web", "--images.threads=1000").splitlines()
-
-    assert [line.partition(":")[0] for line in lines] == [
-        "http.port",
-        "images.threads",
-        "drain.grace_s",
-    ]
-
-
-@pytest.mark.parametrize("argument", ["--nonsense=1", "--http.por=1", "--http.port", "8080"])
-def test_an_unknown_argument_ends_with_its_name(
-    argument: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as left:
-        settings.load([argument])
-
-    assert left.value.code == 2
-    assert argument in capsys.readouterr().err.splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        (
-            "TIDEGATE_HTTP__PROT",
-            "TIDEGATE_HTTP__PROT: no such setting; did you mean TIDEGATE_HTTP__PORT?",
-        ),
-        (
-            "TIDEGATE_ENGINE__ADRESS",
-            "TIDEGATE_ENGINE__ADRESS: no such setting; did you mean TIDEGATE_ENGINE__ADDRESS?",
-        ),
-        (
-            "TIDEGATE_DEADLINES__V2_S",
-            "TIDEGATE_DEADLINES__V2_S: no such setting; did you mean TIDEGATE_DEADLINE__V2_S?",
-        ),
-        (
-            "TIDEGATE_DEFAULT__MODEL",
-            "TIDEGATE_DEFAULT__MODEL: no such setting; did you mean TIDEGATE_DEFAULT_MODEL?",
-        ),
-        (
-            "tidegate_http__prot",
-            "tidegate_http__prot: no such setting; did you mean TIDEGATE_HTTP__PORT?",
-        ),
-        (
-            "TIDEGATE_HTTP__PORT__X",
-            "TIDEGATE_HTTP__PORT__X: no such setting; did you mean TIDEGATE_HTTP__PORT?",
-        ),
-        ("TIDEGATE_QQQ__", "TIDEGATE_QQQ__: no such setting"),
-    ],
-)
-def test_a_variable_that_is_no_setting_is_refused(
-    name: str, sentence: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(name, "1")
-
-    assert refusal() == sentence
-
-
-def test_variables_are_named_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_is_no_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIDEGATE_HTTP__PROT", "1")
-    monkeypatch.setenv("TIDEGATE_GRPC__PROT", "1")
+    monkeypatch.setenv("TIDEGATE_PORT_8080_TCP", "by Kubernetes")
 
-    assert refusal().splitlines() == [
-        "TIDEGATE_GRPC__PROT: no such setting; did you mean TIDEGATE_GRPC__PORT?",
-        "TIDEGATE_HTTP__PROT: no such setting; did you mean TIDEGATE_HTTP__PORT?",
-    ]
-
-
-def test_what_kubernetes_adds_for_services_is_let_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of Services named tidegate and tidegate-http, in whose namespace the pod runs."""
-    for service in ("TIDEGATE", "TIDEGATE_HTTP"):
-        for name, text in {
-            "SERVICE_HOST": "10.96.0.7",
-            "SERVICE_PORT": "8080",
-            "SERVICE_PORT_HTTP": "8080",
-            "PORT": "tcp://10.96.0.7:8080",
-            "PORT_8080_TCP": "tcp://10.96.0.7:8080",
-            "PORT_8080_TCP_PROTO": "tcp",
-            "PORT_8080_TCP_PORT": "8080",
-            "PORT_8080_TCP_ADDR": "10.96.0.7",
-        }.items():
-            monkeypatch.setenv(f"{service}_{name}", text)
-
-    assert settings.load([]) == Settings()
+    assert refusal() == "TIDEGATE_HTTP__PROT: no such setting; did you mean TIDEGATE_HTTP__PORT?"

@@ -1,37 +1,25 @@
 """`python -m tidegate_gateway`: settings in, servers up, and away in order after SIGTERM."""
 
 import asyncio
-import contextlib
 import logging
 import math
-import os
-import signal
-import socket
 import sys
-from collections.abc import Iterator
 
 import grpc.aio
-import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
 from tidegate_gateway import app, logs, settings
 from tidegate_gateway.dns import InvalidAddresses
 from tidegate_gateway.inference_service import InvalidModelConfigs
-from tidegate_gateway.settings import InvalidSettings, Settings
+from tidegate_gateway.settings import Settings
+from tidegate_process import serving
+from tidegate_process.listening import CannotListen, bind, in_brackets
+from tidegate_process.settings import InvalidSettings
 from tidegate_table.api_server import NotInCluster
 from tidegate_table.document import InvalidTable
 
 _log = logging.getLogger("tidegate_gateway")
-
-# Linux keeps this many connections that are not accepted yet; more than uvicorn's own default
-# would be cut to it anyway.
-_BACKLOG = 2048
-
-
-class CannotListen(Exception):
-    """A port cannot be had; the message names its setting."""
-
 
 # What whoever starts a gateway can put right; each message says what.
 _CANNOT_START = (
@@ -42,14 +30,6 @@ _CANNOT_START = (
     NotInCluster,
     CannotListen,
 )
-
-
-class _Server(uvicorn.Server):
-    """A uvicorn server that leaves signals to us, since there are three servers in this process."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def main() -> int:
@@ -66,11 +46,11 @@ def main() -> int:
 
 async def _serve(given: Settings) -> bool:
     """Serve until told to leave; returns False if a part of the gateway ended by itself."""
-    stop = _signals()
+    stop = serving.told_to_leave()
     async with app.opened(given) as gateway:
         # Every port is taken before any is served: a gateway starts whole or not at all.
-        admin_socket = _bind("admin", given.admin.host, given.admin.port)
-        http_socket = _bind("http", given.http.host, given.http.port)
+        admin_socket = bind("admin", given.admin.host, given.admin.port)
+        http_socket = bind("http", given.http.host, given.http.port)
         grpc_port = _bind_grpc(gateway.grpc, given.grpc.host, given.grpc.port)
 
         keepalive_s = round(given.http.keepalive_s)
@@ -108,57 +88,15 @@ async def _serve(given: Settings) -> bool:
         return ended == {stopping}
 
 
-def _signals() -> asyncio.Event:
-    """An event that is set by the first SIGTERM or SIGINT; the second ends the process at once."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def received(number: int) -> None:
-        if stop.is_set():
-            # Not by the signal itself: in a container we are process 1, which the kernel spares.
-            os._exit(128 + number)
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, received, number)
-    return stop
-
-
-def _server(application: ASGIApp, keepalive_s: int) -> _Server:
-    return _Server(
-        uvicorn.Config(
-            application,
-            lifespan="off",
-            timeout_keep_alive=keepalive_s,
-            log_config=None,
-            access_log=False,
-            http="httptools",
-            ws="none",
-            server_header=False,
-        )
-    )
-
-
-def _bind(name: str, host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        raise _cannot_listen(name, host, port, error.strerror or str(error)) from None
+def _server(application: ASGIApp, keepalive_s: int) -> serving.Server:
+    return serving.server(application, parser="httptools", keepalive_s=keepalive_s)
 
 
 def _bind_grpc(server: grpc.aio.Server, host: str, port: int) -> int:
     try:
-        return server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        return server.add_insecure_port(f"{in_brackets(host)}:{port}")
     except RuntimeError:
-        raise _cannot_listen("grpc", host, port, "the address is in use or not ours") from None
-
-
-def _cannot_listen(name: str, host: str, port: int, why: str) -> CannotListen:
-    return CannotListen(
-        f"{name}.port: cannot listen on {host} port {port}: {why}; "
-        f"stop what listens there or set {name}.port"
-    )
+        raise CannotListen("grpc", host, port, "the address is in use or not ours") from None
 
 
 if __name__ == "__main__":

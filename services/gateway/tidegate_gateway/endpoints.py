@@ -35,9 +35,10 @@ from tidegate_gateway.errors import (
     RequestError,
     VersionUnready,
 )
-from tidegate_gateway.loaders import Report, Silent
+from tidegate_gateway.loaders import Report
 from tidegate_gateway.metrics import Metrics
 from tidegate_gateway.settings import HealthSettings
+from tidegate_process.asking import NoAnswer
 
 _log = logging.getLogger(__name__)
 
@@ -153,7 +154,7 @@ class Endpoints(Generic[E]):
         most: endpoints to connect to; 0: all.
         first_connection_s: seconds that a request waits while no connection has been tried out yet.
         close_after_s: seconds that requests in flight get when their endpoint is gone.
-        reports: asks the loader of an endpoint; raises Silent. None: there are no loaders.
+        reports: asks the loader of an endpoint; raises NoAnswer. None: there are no loaders.
         on_discovery: called whenever the source has told which endpoints there are.
     """
 
@@ -484,11 +485,11 @@ class Endpoints(Generic[E]):
             return None
         try:
             report = await self._reports(target.endpoint)
-        except Silent as silent:
+        except NoAnswer as silence:
             if not target.is_silent:
                 target.is_silent = True
                 _log.warning(
-                    "loader silent", extra={"endpoint": target.name, "reason": str(silent)}
+                    "loader silent", extra={"endpoint": target.name, "reason": str(silence)}
                 )
             return None
         target.is_silent = False

@@ -5,15 +5,12 @@ request before it says so. That is more than the engine itself can tell, which c
 the moment that it is loaded.
 """
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import httpx2
-import orjson
-
 from tidegate_gateway.discovery import Endpoint
+from tidegate_process.asking import Asking, NoAnswer
 
 MAX_STATUS_BYTES = 8 * 2**20
 """Largest status that is read, in bytes: it has the whole routing table in it, of 1 MiB at most."""
@@ -45,10 +42,6 @@ Report = Mapping[tuple[str, str], Said]
 """What a loader says of each (model, version) that it has, or is to have."""
 
 
-class Silent(Exception):
-    """A loader says nothing that can be used; the message says why."""
-
-
 class Loaders:
     """Asks the loaders beside engines.
 
@@ -58,59 +51,32 @@ class Loaders:
     """
 
     def __init__(self, port: int, *, timeout_s: float) -> None:
-        self._client = httpx2.AsyncClient(
-            timeout=timeout_s,
-            # Those that do not answer must not keep others from being asked; and a connection that
-            # is kept may be one that the loader is just closing.
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=0),
-            # A proxy of the environment is for the internet, not for the pod next door.
-            trust_env=False,
-        )
+        self._asking = Asking(timeout_s=timeout_s, max_bytes=MAX_STATUS_BYTES)
         self._port = port
-        self._timeout_s = timeout_s
 
     async def close(self) -> None:
         """End all connections."""
-        await self._client.aclose()
+        await self._asking.close()
 
     async def ask(self, endpoint: Endpoint) -> Report:
         """What the loader of an engine says now.
 
         Raises:
-            Silent: nothing that can be used.
+            NoAnswer: nothing that can be used.
         """
-        host = endpoint.address.rpartition(":")[0]
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                content = await self._content(f"http://{host}:{self._port}/status")
-        except TimeoutError:
-            raise Silent(f"no answer within {self._timeout_s:g} s") from None
-        except httpx2.HTTPError as error:
-            raise Silent(f"{type(error).__name__}: {error}") from None
-        return read(content)
-
-    async def _content(self, url: str) -> bytes:
-        content = bytearray()
-        async with self._client.stream("GET", url) as answer:
-            if answer.status_code != httpx2.codes.OK:
-                raise Silent(f"expected status 200, got {answer.status_code}")
-            async for part in answer.aiter_bytes():
-                content += part
-                if len(content) > MAX_STATUS_BYTES:
-                    raise Silent(f"expected at most {MAX_STATUS_BYTES} bytes, got more")
-        return bytes(content)
+        host = endpoint.address.rpartition(":")[0].strip("[]")
+        return read(await self._asking.ask(host, self._port, "/status"))
 
 
-def read(content: bytes) -> Report:
+def read(document: Mapping[str, Any]) -> Report:
     """The report in a loader's status.
 
     Raises:
-        Silent: it is none.
+        NoAnswer: it is none.
     """
     try:
-        document: Any = orjson.loads(content)
         if not document["revision"]:
-            raise Silent("it has no routing table yet")
+            raise NoAnswer("it has no routing table yet")
         return {
             (model, version): Said(
                 is_proven=said["wanted"] is True and said["proven"] is True,
@@ -119,5 +85,5 @@ def read(content: bytes) -> Report:
             for model, each in document["models"].items()
             for version, said in each["versions"].items()
         }
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise Silent(f"expected a loader's status: {type(error).__name__}: {error}") from None
+    except (LookupError, TypeError, AttributeError) as error:
+        raise NoAnswer(f"expected a loader's status: {type(error).__name__}: {error}") from None

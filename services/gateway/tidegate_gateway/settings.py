@@ -5,26 +5,23 @@ A setting comes from the command line (`--engine.address=…`) or from the envir
 but for KUBERNETES_SERVICE_HOST and _PORT, which are Kubernetes' to set.
 """
 
-import difflib
-import os
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
 
-_PREFIX = "TIDEGATE_"
-_DELIMITER = "__"
+from tidegate_process import settings as process
+from tidegate_process.settings import (
+    Group,
+    InvalidSettings,
+    LogSettings,
+    Port,
+    ProcessSettings,
+    Seconds,
+)
 
-Port = Annotated[int, Field(ge=0, le=65535)]
-Seconds = Annotated[float, Field(gt=0, le=86400)]
 Bytes = Annotated[int, Field(ge=1, le=2**30)]
-
-
-class InvalidSettings(Exception):
-    """Settings that cannot be used; the message has a line for each, with what is allowed."""
-
 
 # host:port, several with commas between; an IPv6 address stands in brackets.
 _ADDRESS = r"(\[[0-9A-Fa-f:.]+\]|[^\s/,:\[\]]+):\d{1,5}"
@@ -32,14 +29,9 @@ _ADDRESSES = rf"^{_ADDRESS}(,{_ADDRESS})*$"
 
 EngineProtocol = Literal["kserve-v2", "inference-service"]
 DiscoverySource = Literal["address", "kubernetes"]
-LogLevel = Literal["debug", "info", "warning", "error"]
 
 
-class _Group(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-class HttpSettings(_Group):
+class HttpSettings(Group):
     """The HTTP listener for clients."""
 
     host: str = "0.0.0.0"  # noqa: S104 - a pod serves on its own address
@@ -54,7 +46,7 @@ class HttpSettings(_Group):
     keep theirs, which is often 60, so that it is they who close."""
 
 
-class GrpcSettings(_Group):
+class GrpcSettings(Group):
     """The gRPC listener for clients."""
 
     host: str = "0.0.0.0"  # noqa: S104
@@ -71,7 +63,7 @@ class GrpcSettings(_Group):
     size, or now and then one that meets the GOAWAY fails as UNAVAILABLE."""
 
 
-class AdminSettings(_Group):
+class AdminSettings(Group):
     """The listener for Kubernetes and Prometheus, kept apart from clients."""
 
     host: str = "0.0.0.0"  # noqa: S104
@@ -80,7 +72,7 @@ class AdminSettings(_Group):
     """Port of /livez, /readyz, /metrics, /routing and /endpoints; 0 takes a free one."""
 
 
-class EngineSettings(_Group):
+class EngineSettings(Group):
     """The engines that requests are sent to."""
 
     address: str = Field(default="127.0.0.1:8001", pattern=_ADDRESSES)
@@ -118,7 +110,7 @@ class EngineSettings(_Group):
     """Seconds that the engine has to describe a model."""
 
 
-class DiscoverySettings(_Group):
+class DiscoverySettings(Group):
     """How the gateway learns which engines there are."""
 
     source: DiscoverySource = "address"
@@ -141,7 +133,7 @@ class DiscoverySettings(_Group):
     """For kubernetes: the name of the engines' gRPC port in the Service."""
 
 
-class RoutingSettings(_Group):
+class RoutingSettings(Group):
     """Which versions of a model answer, by the routing table."""
 
     table: Path | None = None
@@ -161,7 +153,7 @@ class RoutingSettings(_Group):
     used."""
 
 
-class BalancingSettings(_Group):
+class BalancingSettings(Group):
     """Which engine gets a request."""
 
     zone: str = Field(default="", max_length=63)
@@ -180,7 +172,7 @@ class BalancingSettings(_Group):
     """Seconds after which an idle sequence is forgotten."""
 
 
-class HealthSettings(_Group):
+class HealthSettings(Group):
     """When an engine is taken out of balancing (ejected), and when it comes back."""
 
     consecutive_failures: int = Field(default=5, ge=1, le=1000)
@@ -216,7 +208,7 @@ class HealthSettings(_Group):
     """Seconds that the golden request may take."""
 
 
-class AttemptSettings(_Group):
+class AttemptSettings(Group):
     """Further attempts of a request, at other engines than the first."""
 
     most: int = Field(default=3, ge=1, le=10)
@@ -239,7 +231,7 @@ class AttemptSettings(_Group):
     doubled each time."""
 
 
-class DeadlineSettings(_Group):
+class DeadlineSettings(Group):
     """How long a request may take when its client does not say, and at most."""
 
     predict_s: Seconds = 3.0
@@ -250,7 +242,7 @@ class DeadlineSettings(_Group):
     """Most seconds that any request gets, whatever its client asks for."""
 
 
-class ImageSettings(_Group):
+class ImageSettings(Group):
     """Decoding of uploaded images."""
 
     threads: int = Field(default=2, ge=1, le=64)
@@ -264,7 +256,7 @@ class ImageSettings(_Group):
     pixel, 8 where the picture is turned, 12 where it is transparent."""
 
 
-class DrainSettings(_Group):
+class DrainSettings(Group):
     """How the gateway leaves after SIGTERM."""
 
     delay_s: float = Field(default=5.0, ge=0, le=3600)
@@ -274,7 +266,7 @@ class DrainSettings(_Group):
     """Seconds that requests in flight then have to finish."""
 
 
-class AnswerSettings(_Group):
+class AnswerSettings(Group):
     """What answers tell of the way they took, for those who look for a fault."""
 
     gateway_name: str = Field(default="", pattern=r"^[\x21-\x7e]*$", max_length=253)
@@ -284,26 +276,11 @@ class AnswerSettings(_Group):
     """Whether answers tell the engines that a request was tried on, in order: tidegate-engine."""
 
 
-class LogSettings(_Group):
-    """The log, on standard error: one JSON object a line."""
-
-    level: LogLevel = "info"
-    """Least severe records that are written."""
-
-
-class Settings(BaseSettings):
+class Settings(ProcessSettings):
     """The gateway's settings."""
 
     model_config = SettingsConfigDict(
-        env_prefix=_PREFIX,
-        env_nested_delimiter=_DELIMITER,
-        extra="forbid",
-        frozen=True,
-        nested_model_default_partial_update=True,
-        use_attribute_docstrings=True,
-        cli_prog_name="python -m tidegate_gateway",
-        cli_kebab_case=False,
-        cli_hide_none_type=True,
+        env_prefix="TIDEGATE_", cli_prog_name="python -m tidegate_gateway"
     )
 
     default_model: str = Field(default="image_classifier", min_length=1)
@@ -331,20 +308,7 @@ def load(arguments: list[str]) -> Settings:
         InvalidSettings: naming each setting at fault and what is allowed.
         SystemExit: after `--help`, or an argument that does not exist.
     """
-    unknown = list(_unknown_variables(os.environ))
-    if unknown:
-        raise InvalidSettings("\n".join(unknown))
-    try:
-        settings = CliApp.run(Settings, cli_args=arguments)
-    except ValidationError as error:
-        lines = (
-            f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}, "
-            f"got {fault['input']!r}"
-            for fault in error.errors()
-        )
-        raise InvalidSettings("\n".join(lines)) from None
-    except SettingsError as error:
-        raise InvalidSettings(str(error)) from None
+    settings = process.load(Settings, arguments)
     _check_together(settings)
     return settings
 
@@ -381,26 +345,3 @@ def _check_together(settings: Settings) -> None:
             "engine.model_configs: expected a folder that exists, "
             f"got {str(engine.model_configs)!r}"
         )
-
-
-def _unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
-    """A line for each variable that was surely meant as a setting and is none.
-
-    Only names with the nested delimiter are judged: Kubernetes adds variables such as
-    TIDEGATE_PORT_8080_TCP to every pod beside a Service named tidegate.
-    """
-    known = {name.upper().replace(".", _DELIMITER) for name in _names(Settings)}
-    for variable in sorted(environment):
-        name = variable.upper().removeprefix(_PREFIX)
-        if name != variable.upper() and _DELIMITER in name and name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {_PREFIX}{close[0]}?" if close else ""
-            yield f"{variable}: no such setting{hint}"
-
-
-def _names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, _Group):
-            yield from _names(field.annotation, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"

@@ -98,6 +98,9 @@ write 67108864 as 6.7108864e+07.
 {{- fail (printf "gateway.settings.%s: expected none, since operator.enabled: it rolls models in the chart's own engines, got %v" $name $value) -}}
 {{- end -}}
 {{- end -}}
+{{- if eq ($settings.engine.protocol | default "") "inference-service" -}}
+{{- fail "gateway.settings.engine.protocol: expected kserve-v2, since operator.enabled: it rolls models in Tritons, which do not speak inference-service" -}}
+{{- end -}}
 {{- $routing := deepCopy (.Values.gateway.settings.routing | default dict) -}}
 {{- range list "table" "config_map" "folder" -}}
 {{- with get $routing . -}}

@@ -2,9 +2,10 @@
 
 import http.client
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -417,7 +418,7 @@ def test_a_candidate_that_crashes_triton_fails_for_good_and_the_stable_version_c
         rig.loader.wait_ready()
         assert rig.answers("1") == [2, 3]
     told = rig.wait_told("2", failed=True, loaded=False)
-    assert told["error"] == "Triton ended 2 times while it was being loaded"
+    assert told["error"] == "Triton ended 2 times while it was being loaded or got requests"
     rig.loader.restart()
     rig.loader.wait_ready()
     rig.wait_told("2", failed=True, error=told["error"])
@@ -445,6 +446,86 @@ def test_a_version_that_answers_wrongly_later_is_found_and_well_again(
     assert rig.is_ready(), "a failed candidate must not make its engine unready"
     spoiled.unlink()
     rig.wait_told("2", proven=True, failed=False, error="")
+
+
+def test_a_candidate_that_hangs_is_found_while_stable_answers_and_well_again(
+    rig: Rig, tmp_path: Path
+) -> None:
+    hung = tmp_path / "hung"
+    rig.publish("1", model(1))
+    rig.publish("2", model(2, at_request=f"while os.path.exists({str(hung)!r}): time.sleep(0.01)"))
+    rig.want("1", "2", weights={"1": 90, "2": 10})
+    rig.loader = rig.make_loader("--proof.timeout_s=0.5", "--proof.silent_s=2")
+    rig.loader.start()
+    rig.loader.wait_ready()
+    rig.wait_told("2", proven=True)
+    hung.touch()
+    told = rig.wait_told("2", proven=False, failed=True, loaded=True)
+    assert told["error"] == "no answer to its golden request for 2 s, while version 1 answers"
+    assert rig.told("1")["proven"]
+    assert rig.is_ready()
+    hung.unlink()
+    rig.wait_told("2", proven=True, failed=False, error="")
+
+
+def test_a_candidate_that_kills_triton_by_a_request_fails_after_the_second_time(rig: Rig) -> None:
+    rig.publish("1", model(1))
+    rig.publish("2", model(2, at_request="x.sum() == 13 and os.kill(os.getppid(), 9)"))
+    roll = {"from": "1", "to": "2", "phase": "Stepping", "step": 0, "since": 1}
+    rig.want("1", "2", weights={"1": 90, "2": 10}, roll=roll)
+    rig.loader.start()
+    poison = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [13]}]}
+    for _ in range(2):
+        rig.loader.wait_ready()
+        rig.wait_told("2", proven=True)
+        with suppress(OSError, http.client.HTTPException):
+            rig.ask("POST", "/v2/models/echo/versions/2/infer", poison)
+        eventually(lambda: not rig.engine.running, lambda: "Triton does not crash")
+        rig.engine.restart()
+    rig.loader.wait_ready()
+    told = rig.wait_told("2", failed=True, loaded=False)
+    assert told["error"] == "Triton ended 2 times while it was being loaded or got requests"
+    assert rig.answers("1") == [2, 3]
+
+
+def test_stable_comes_back_while_a_candidate_is_still_being_fetched(rig: Rig) -> None:
+    rig.publish("1", model(1))
+    rig.publish("2", model(2))
+    # A file that cannot be read to its end until somebody has opened it for writing.
+    pipe = rig.source / "echo" / "2" / "weights"
+    os.mkfifo(pipe)
+    rig.want("1", "2", weights={"1": 100})
+    rig.loader.start()
+    rig.loader.wait_ready()
+    incoming = rig.engine.repository / ".loader" / "incoming" / "echo~2"
+    eventually(incoming.exists, lambda: "version 2 is not fetched")
+    rig.engine.restart()
+    rig.loader.wait_ready()
+    assert rig.answers("1") == [2, 3]
+    assert not rig.told("2")["fetched"]
+    pipe.open("wb").close()
+    rig.wait_told("2", proven=True)
+    assert rig.answers("2") == [3, 4]
+
+
+@pytest.mark.parametrize("stable_refuses", [False, True])
+def test_a_candidate_that_refuses_zeros_is_measured_by_the_version_that_serves(
+    rig: Rig, stable_refuses: bool
+) -> None:
+    refusing = model(1, at_request="assert x.any(), 'zeros are of no use'")
+    rig.publish("1", refusing if stable_refuses else model(1))
+    rig.publish("2", refusing)
+    rig.want("1", "2", weights={"1": 100})
+    rig.loader.start()
+    rig.loader.wait_ready()
+    if stable_refuses:
+        rig.wait_told("2", proven=True)
+    else:
+        told = rig.wait_told("2", failed=True, proven=False, loaded=True)
+        assert told["error"].startswith("zeros failed, which version 1 answers: ")
+        assert "zeros are of no use" in told["error"]
+    assert rig.told("1")["proven"]
+    assert rig.answers("2") == [2, 3]
 
 
 def test_a_version_without_weight_is_proven_once_and_then_left_alone(rig: Rig) -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tidegate_engine.loader.errors import plain
-from tidegate_engine.loader.settings import InvalidSettings, load
+from tidegate_engine.loader.settings import load
+from tidegate_process.settings import InvalidSettings
 
 
 def test_settings_come_from_arguments_and_the_environment(
@@ -13,6 +14,7 @@ def test_settings_come_from_arguments_and_the_environment(
 ) -> None:
     monkeypatch.setenv("TIDEGATE_LOADER_TABLE__CONFIG_MAP", "tidegate-routing")
     monkeypatch.setenv("TIDEGATE_LOADER_TRITON__KEY", "secret")
+    monkeypatch.setenv("TIDEGATE_LOADER_PORT_8003_TCP", "by Kubernetes")
     folders = [f"--{name}={tmp_path}" for name in ("repository.path", "repository.local")]
     given = load([*folders, f"--table.folder={tmp_path}", "--proof.interval_s=1.5"])
     assert given.table.config_map == "tidegate-routing"

@@ -7,7 +7,7 @@ import pytest
 
 from tidegate_engine.loader import repository as repositories
 from tidegate_engine.loader.errors import NotFetched
-from tidegate_engine.loader.memory import Crashes, Memory
+from tidegate_engine.loader.memory import Crashes, Memory, Trial
 from tidegate_engine.loader.plan import Copy
 from tidegate_engine.loader.repository import Repository, digest_of
 
@@ -126,7 +126,7 @@ def test_what_is_remembered_is_recalled_and_rubbish_is_nothing(source: Path) -> 
     assert repository.recall() == Memory()
     memory = Memory(
         copies={"echo": {"1": Copy("sha256:x", 3)}},
-        trials={"echo": "2"},
+        trials={"echo": Trial("2", 4)},
         crashes={"echo": {"2": Crashes(1, 7)}},
     )
     repository.remember(memory)

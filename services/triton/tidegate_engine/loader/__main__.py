@@ -1,57 +1,51 @@
 """`python -m tidegate_engine.loader`: settings in, follow the table, report; away after SIGTERM."""
 
 import asyncio
-import contextlib
 import logging
 import os
-import signal
 import socket
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from typing import Any, NoReturn
 
-import uvicorn
-
-from tidegate_engine.loader import logs, server, settings
+from tidegate_engine.loader import server, settings
 from tidegate_engine.loader.bookkeeping import Bookkeeping, Rules
 from tidegate_engine.loader.loader import Loader
 from tidegate_engine.loader.repository import Repository
-from tidegate_engine.loader.settings import InvalidSettings, Settings
+from tidegate_engine.loader.settings import Settings
 from tidegate_engine.loader.triton import Triton
+from tidegate_process import logs, serving
+from tidegate_process.listening import CannotListen, bind
+from tidegate_process.settings import InvalidSettings
 from tidegate_table.api_server import ApiServer, NotInCluster, in_cluster
 from tidegate_table.following import Store, follow_config_map, follow_file
 
 _log = logging.getLogger("tidegate_engine.loader")
+
+# httpx2 has a line for each question to Triton, some every second.
+_CHATTY = ("uvicorn.access", "uvicorn.error", "httpx2", "httpcore2")
 
 
 class CannotStart(Exception):
     """What whoever starts a loader can put right; the message says what."""
 
 
-class _Server(uvicorn.Server):
-    """A uvicorn server that leaves signals to us."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 def main() -> int:
     """Run the loader; returns the exit status of one that could not start."""
     try:
         given = settings.load(sys.argv[1:])
-        logs.configure(given.log.level)
+        logs.configure(given.log.level, chatty=_CHATTY)
         api = in_cluster(os.environ) if given.table.config_map else None
         asyncio.run(_serve(given, api))
-    except (InvalidSettings, NotInCluster, CannotStart) as error:
+    except (InvalidSettings, NotInCluster, CannotListen, CannotStart) as error:
         sys.stderr.write(f"tidegate_engine.loader cannot start:\n{error}\n")
     return 1
 
 
 async def _serve(given: Settings, api: ApiServer | None) -> NoReturn:
     """Serve until told to leave, or until a part ends by itself; then end the process."""
-    stop = _signals()
-    listener = _bind(given.http.host, given.http.port)
+    stop = serving.told_to_leave()
+    listener = bind("http", given.http.host, given.http.port)
     engine = _triton(given)
     loader = _loader(given, engine)
     try:
@@ -60,7 +54,8 @@ async def _serve(given: Settings, api: ApiServer | None) -> NoReturn:
         raise CannotStart(
             f"repository.local: cannot be used: {error.strerror}: {error.filename}"
         ) from None
-    http = _server(loader.book)
+    # Nobody's request here is worth a wait when the loader leaves.
+    http = serving.server(server.application(loader.book), grace_s=1)
     http_task = asyncio.create_task(http.serve(sockets=[listener]))
     parts = {
         http_task,
@@ -86,6 +81,7 @@ def _loader(given: Settings, engine: Triton) -> Loader:
         crashes=given.triton.crashes,
         bad_proofs=given.proof.failures,
         proof_interval_s=given.proof.interval_s,
+        silent_s=given.proof.silent_s,
         retry_s=given.repository.retry_s,
     )
     repository = Repository(
@@ -125,48 +121,6 @@ def _followed(given: Settings, loader: Loader, api: ApiServer | None) -> Corouti
         )
     assert table.file is not None  # noqa: S101  the settings have one of the two
     return follow_file(table.file, loader, interval_s=table.file_interval_s)
-
-
-def _signals() -> asyncio.Event:
-    """An event that is set by the first SIGTERM or SIGINT; the second ends the process at once."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def received(number: int) -> None:
-        if stop.is_set():
-            # Not by the signal itself: in a container we are process 1, which the kernel spares.
-            os._exit(128 + number)
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, received, number)
-    return stop
-
-
-def _server(book: Bookkeeping) -> _Server:
-    return _Server(
-        uvicorn.Config(
-            server.application(book),
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            ws="none",
-            server_header=False,
-            # Nobody's request here is worth a wait when the loader leaves.
-            timeout_graceful_shutdown=1,
-        )
-    )
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise CannotStart(
-            f"http.port: cannot listen on {host} port {port}: {error.strerror}; "
-            "stop what listens there or set http.port"
-        ) from None
 
 
 if __name__ == "__main__":

@@ -11,19 +11,30 @@
     asked(prove), then answered          a golden request was sent, and came back
 
 and is asked: `next_action(model, now)`, `due_proofs(now)`, `unready()`, `report()`, `memory()`.
-`now` is monotonic, in seconds. One action a model at a time; proofs run beside them. What happens
-under an earlier start of Triton is ignored, so results may come as late as they like.
+`now` is monotonic, in seconds. One action a model at a time, and a fetch beside it; proofs run
+beside them. What happens under an earlier start of Triton is ignored, so results may come as late
+as they like.
 
-A failure lasts until the table drops the version or Triton ends. Four things are not so simple:
+A failure lasts until the table drops the version or Triton ends. These are not so simple:
 
 - Triton ends while a version is on trial, from the beginning of its load to its first proof. That
   is counted as a crash of that version, and so many make it failed until the table drops it. The
   count survives Triton and the loader (`memory`).
+- Triton ends while none is on trial, and a candidate gets requests: it may have been one of these,
+  and is counted in the same way. Nothing tells what Triton died of. So where something else kills
+  it so many times within one roll (memory, a node, a person), a candidate fails that is not at
+  fault, and so does each, where two models are being rolled: to go back for nothing costs a roll,
+  to go on with one that kills costs all models their engines. The end of a pod counts only where
+  the local repository outlives it.
 - The version that serves is never given up: it is tried again after a pause, and after all others
   when it crashes.
 - A version that is dropped and wanted again is tried anew, also when the table in between was
   missed: a roll that began after the failure says so.
-- A version that carries weight is proven again and again, and may fail and be well again.
+- A version that carries weight is proven again and again, and may fail and be well again. No answer
+  is no failure, but a candidate that gives none for long, to nobody, while stable answers has
+  failed: where stable is silent, too, or the candidate answers others, the engine is under load,
+  and the candidate's time begins anew.
+- The target of a roll that goes back is let be: neither brought nor proven.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,7 +42,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from tidegate_engine.loader.memory import Crashes, Memory
+from tidegate_engine.loader.memory import Crashes, Memory, Trial
 from tidegate_engine.loader.plan import (
     Action,
     Copy,
@@ -43,6 +54,7 @@ from tidegate_engine.loader.plan import (
     LocalModel,
     ModelView,
     Prove,
+    Requests,
     State,
     Unload,
     VersionView,
@@ -61,9 +73,12 @@ class Rules:
     """The limits.
 
     Attributes:
-        crashes: of Triton while a version is on trial, after which the version counts as failed.
+        crashes: of Triton while a version is on trial or a candidate gets requests, after which the
+            version counts as failed.
         bad_proofs: in a row, after which a version is not proven.
         proof_interval_s: between two proofs of a version that carries weight, in seconds.
+        silent_s: without a good answer of a candidate that carries weight, while stable gives them,
+            after which it is not proven, in seconds.
         retry_s: after which a stable version that failed is tried again, and a call that only takes
             versions out, in seconds.
     """
@@ -71,6 +86,7 @@ class Rules:
     crashes: int = 2
     bad_proofs: int = 2
     proof_interval_s: float = 3.0
+    silent_s: float = 30.0
     retry_s: float = 10.0
 
 
@@ -96,7 +112,7 @@ class _Version:
     copy: Copy | None = None
     stale: bool = False  # what lies there is not to be used: it was dropped, or has another config
     state: State | None = None
-    requests: int = 0
+    requests: Requests = field(default_factory=Requests)
     failure: _Failure | None = None
     crashes: int = 0
     judged: int = 0  # the revision in force when it was last found to be bad
@@ -106,6 +122,8 @@ class _Version:
     bad_proofs: int = 0
     proof_due: float = 0.0
     asked: bool = False
+    good_at: float | None = None  # when it was last proven
+    silent_since: float | None = None  # when it was first asked of what it has not answered well
 
     def forget_proofs(self) -> None:
         """What is loaded from now on is another instance."""
@@ -114,11 +132,13 @@ class _Version:
         self.refuted = ""
         self.bad_proofs = 0
         self.proof_due = 0.0
+        self.good_at = self.silent_since = None
 
     def forget_faults(self) -> None:
         self.failure = None
         self.crashes = self.bad_proofs = 0
         self.refuted = ""
+        self.silent_since = None
 
 
 @dataclass(slots=True)
@@ -128,10 +148,17 @@ class _Model:
     loaded_config: str = ""
     source_config: str = ""
     config_error: str = ""
-    busy: Action | None = None
+    busy: Load | Unload | Discard | None = None
+    fetching: str = ""
     unknown: bool = False  # how the load that it is busy with ends will be seen in a listing
     trial: str = ""
+    trial_revision: int = 0
     retry_at: float = 0.0
+
+    @property
+    def in_triton(self) -> bool:
+        """Whether Triton has any version of it, as far as it has said."""
+        return any(known.state in _IN_TRITON for known in self.versions.values())
 
     def is_taking_out(self, version: str) -> bool:
         """Whether Triton may let go of the version at any moment, since it has been asked to. A
@@ -162,7 +189,7 @@ class Bookkeeping:
         self._name = name
         self._models: dict[str, _Model] = {}
         self._listed = False
-        self._restored_trials: Mapping[str, str] = {}
+        self._restored_trials: dict[str, Trial] = {}
 
     # --- What happens ---------------------------------------------------------------------------
 
@@ -178,11 +205,19 @@ class Bookkeeping:
             for version, each in crashes.items():
                 known = self._version(name, version)
                 known.crashes, known.judged = each.count, each.revision
-        self._restored_trials = memory.trials
+        self._restored_trials = dict(memory.trials)
 
     def applied(self, table: Table) -> None:
         """`table` is in force."""
         self.table = table
+        self._restored_trials = {
+            name: trial
+            for name, trial in self._restored_trials.items()
+            if name in table.loads
+            and trial.version in table.loads[name].versions
+            and not _began_after(table.loads[name], trial.version, trial.revision)
+        }
+        carrying = table.versions()
         for name, loads in table.loads.items():
             for version in loads.versions:
                 self._version(name, version)
@@ -197,6 +232,8 @@ class Bookkeeping:
                     known.stale = True
                 if is_wanted and known.state is State.READY:
                     known.stale = False
+                if (name, version) not in carrying:
+                    known.silent_since = None
 
     def started(self, boot: int) -> None:
         """Triton runs; `boot` is above 0 and differs from those before."""
@@ -205,12 +242,14 @@ class Bookkeeping:
 
     def gone(self) -> None:
         """Triton has ended, and with it all that it had loaded."""
+        for name, version in self._suspects():
+            model = self._model(name)
+            self._count_crash(model, version, model.trial_revision)
         for model in self._models.values():
-            if model.trial:
-                self._count_crash(model, model.trial)
+            model.trial = ""
             for known in model.versions.values():
                 known.state = None
-                known.requests = 0
+                known.requests = Requests()
                 known.failure = None
                 known.forget_proofs()
             if isinstance(model.busy, Load | Unload):
@@ -233,21 +272,28 @@ class Bookkeeping:
         if not self._listed:
             self._listed = True
             self._settle_restored_trials(listing)
+            for model in self._models.values():
+                self._settle_config(model)
 
-    def counted(self, requests: Mapping[tuple[str, str], int]) -> None:
+    def counted(self, requests: Mapping[tuple[str, str], Requests]) -> None:
         """Triton says how often each (model, version) has been asked since it was loaded."""
         for name, model in self._models.items():
             for version, known in model.versions.items():
-                known.requests = requests.get((name, version), 0)
+                before, known.requests = known.requests, requests.get((name, version), Requests())
+                if known.requests.answered > before.answered:
+                    # It has no time for the golden request, but it does not hang.
+                    known.silent_since = None
 
     def begun(self, action: Action) -> None:
         """`action` is about to be done: `memory()` is to be written before it is."""
         model = self._model(action.model)
-        model.busy = action
         if isinstance(action, Fetch):
+            model.fetching = action.version
             self._version(action.model, action.version).stale = False
+            return
+        model.busy = action
         if isinstance(action, Load) and action.added:
-            model.trial = action.added
+            model.trial, model.trial_revision = action.added, self.revision
 
     def fetched(self, action: Fetch, copy: Copy, config: str, now: float) -> None:
         """The version lies whole in the local repository.
@@ -256,12 +302,15 @@ class Bookkeeping:
             config: the text of the repository's config.pbtxt, without its version policy.
         """
         model, known = self._model(action.model), self._version(action.model, action.version)
-        model.busy = None
+        model.fetching = ""
         model.folder = True
-        model.source_config = config
         known.copy, known.failure = copy, None
         in_force = self._config(action.model)
-        if action.version != self._first(action.model) and config != in_force:
+        if action.version == self._first(action.model) or not in_force:
+            model.source_config = config
+            if self._listed:
+                self._settle_config(model)
+        elif config != in_force:
             # Not to be kept: a failure is forgotten with Triton, and what lies there is not asked
             # about its configuration again.
             known.stale = True
@@ -274,7 +323,7 @@ class Bookkeeping:
 
     def not_fetched(self, action: Fetch, error: str, now: float) -> None:
         """Nothing of the version lies in the local repository; `error` says why."""
-        self._model(action.model).busy = None
+        self._model(action.model).fetching = ""
         self._fail(action.model, action.version, error, now)
 
     def discarded(self, action: Discard) -> None:
@@ -335,6 +384,12 @@ class Bookkeeping:
         known.proof_due = now + self._rules.proof_interval_s
         if verdict is Verdict.GOOD:
             known.proven, known.refuted, known.bad_proofs = True, "", 0
+            known.good_at, known.silent_since = now, None
+            if prove.version == self._stable(prove.model):
+                # Or it would count when another one is stable, and this one the way back.
+                known.crashes = 0
+        elif verdict is Verdict.NONE:
+            self._keep_silence(prove, known, now)
         elif verdict is Verdict.BAD:
             known.bad_proofs += 1
             if known.bad_proofs >= self._rules.bad_proofs:
@@ -358,7 +413,8 @@ class Bookkeeping:
         return tuple(self._models)
 
     def next_action(self, model: str, now: float) -> Action | None:
-        """What to do next for `model`; None: nothing for now."""
+        """What to do next for `model`; None: nothing for now. While a fetch goes on, there may be
+        more."""
         known = self._models.get(model)
         if self.table is None or known is None or known.busy is not None:
             return None
@@ -404,8 +460,7 @@ class Bookkeeping:
             "models": {
                 name: self._report_model(name, model)
                 for name, model in self._models.items()
-                if name in self._loads()
-                or any(each.state in _IN_TRITON for each in model.versions.values())
+                if name in self._loads() or model.in_triton
             },
         }
 
@@ -419,7 +474,11 @@ class Bookkeeping:
             },
             trials={
                 **self._restored_trials,
-                **{name: each.trial for name, each in self._models.items() if each.trial},
+                **{
+                    name: Trial(each.trial, each.trial_revision)
+                    for name, each in self._models.items()
+                    if each.trial
+                },
             },
             crashes={
                 name: crashes
@@ -480,7 +539,7 @@ class Bookkeeping:
     def _error(self, name: str, version: str, known: _Version) -> str:
         """Why the version failed, or ""."""
         if known.crashes >= self._rules.crashes and version != self._stable(name):
-            return f"Triton ended {known.crashes} times while it was being loaded"
+            return f"Triton ended {known.crashes} times while it was being loaded or got requests"
         if known.failure is not None:
             return known.failure.error
         if known.state is State.READY and self._is_other(name, version, known):
@@ -491,7 +550,19 @@ class Bookkeeping:
         taken_out = self._model(name).is_taking_out(version)
         return known.proven and not taken_out and not self._is_other(name, version, known)
 
+    def _is_going_back(self, name: str, version: str) -> bool:
+        """Whether it is the target of a roll that goes back: bad, and asked by nobody."""
+        loads = self._loads().get(name)
+        roll = loads.roll if loads is not None else None
+        return (
+            roll is not None
+            and roll.phase is Phase.ROLLING_BACK
+            and roll.target == version != self._stable(name)
+        )
+
     def _is_left_alone(self, name: str, version: str, known: _Version, now: float) -> bool:
+        if self._is_going_back(name, version):
+            return True
         failure = known.failure
         if failure is not None and version == self._stable(name):
             return now < failure.at + self._rules.retry_s
@@ -509,11 +580,49 @@ class Bookkeeping:
             # It may be the text that is at fault: it is read again with the next try.
             model.source_config = ""
 
-    def _count_crash(self, model: _Model, version: str) -> None:
+    def _suspects(self) -> list[tuple[str, str]]:
+        """The versions for which Triton may have ended: those on trial; where there are none, the
+        candidates that get requests."""
+        trials = [(name, each.trial) for name, each in self._models.items() if each.trial]
+        if trials or self.table is None:
+            return trials
+        candidates = [
+            (name, loads.roll.target)
+            for name, loads in self.table.loads.items()
+            if loads.roll is not None and loads.roll.target != self._stable(name)
+        ]
+        return [
+            (name, version)
+            for name, version in candidates
+            if (name, version) in self.table.versions()
+            and self._version(name, version).state is State.READY
+        ]
+
+    def _count_crash(self, model: _Model, version: str, revision: int) -> None:
+        """`revision`: of the table in force when it was last loaded; there may be none by now."""
         known = model.versions.setdefault(version, _Version())
         known.crashes += 1
-        known.judged = self.revision
-        model.trial = ""
+        known.judged = max(known.judged, revision, self.revision)
+
+    def _keep_silence(self, prove: Prove, known: _Version, now: float) -> None:
+        """A version has not answered."""
+        model, stable = self._model(prove.model), self._stable(prove.model)
+        if prove.version == stable:
+            for each in model.versions.values():
+                each.silent_since = None
+            return
+        if self.table is None or (prove.model, prove.version) not in self.table.versions():
+            return
+        if known.silent_since is None:
+            known.silent_since = prove.at
+        long_ago = now - self._rules.silent_s
+        answered_at = self._version(prove.model, stable).good_at
+        if known.silent_since <= long_ago and answered_at is not None and answered_at > long_ago:
+            known.proven, known.judged = False, self.revision
+            known.refuted = (
+                f"no answer to its golden request for {self._rules.silent_s:g} s, "
+                f"while version {stable} answers"
+            )
 
     def _see(self, model: _Model, found: Mapping[str, Listed], now: float) -> None:
         for version, known in model.versions.items():
@@ -534,6 +643,7 @@ class Bookkeeping:
             model.config_error = ""
             if added is not None:
                 added.failure = None
+            model.source_config = ""
             if model.loaded_config != action.config:
                 model.loaded_config = action.config
                 for known in model.versions.values():
@@ -561,13 +671,22 @@ class Bookkeeping:
         has_ended = not any(
             each.state is not None for versions in listing.values() for each in versions.values()
         )
-        for name, version in self._restored_trials.items():
-            model = self._model(name)
+        for name, trial in self._restored_trials.items():
+            model, version = self._model(name), trial.version
             if has_ended:
-                self._count_crash(model, version)
+                self._count_crash(model, version, trial.revision)
             elif listing.get(name, {}).get(version, Listed(None)).state in _IN_TRITON:
-                model.trial = version
+                model.trial, model.trial_revision = version, trial.revision
         self._restored_trials = {}
+
+    def _settle_config(self, model: _Model) -> None:
+        """There is a text with which the model was loaded and another one with which its first
+        version has come. That of what is loaded counts; that of an earlier life does not."""
+        if model.source_config and model.loaded_config:
+            if model.in_triton:
+                model.source_config = ""
+            else:
+                model.loaded_config = ""
 
     def _view(self, name: str, model: _Model, now: float) -> ModelView:
         wanted = self._wanted(name)
@@ -586,6 +705,7 @@ class Bookkeeping:
             may_load=may_load,
             may_add=may_load and self._may_add(name, now),
             folder=model.folder,
+            fetching=model.fetching,
         )
 
     def _view_version(self, name: str, version: str, known: _Version, now: float) -> VersionView:
@@ -627,13 +747,13 @@ class Bookkeeping:
             known = self._version(name, version)
             if known.state is not State.READY or known.asked or now < known.proof_due:
                 continue
-            if self._model(name).is_taking_out(version):
+            if self._model(name).is_taking_out(version) or self._is_going_back(name, version):
                 continue
             if (name, version) in carrying or not (known.proven or known.refuted):
                 compared = version != first and self._version(name, first).state is State.READY
                 reference = first if compared else ""
                 proof = loads.proofs.get(version)
-                yield Prove(name, version, known.instance, reference, proof)
+                yield Prove(name, version, known.instance, reference, proof, now)
 
     def _report_model(self, name: str, model: _Model) -> dict[str, Any]:
         return {
@@ -658,19 +778,23 @@ class Bookkeeping:
             "proven": self._is_proven(name, version, known) and not error,
             "failed": bool(error),
             "error": error,
-            "requests": known.requests,
+            "requests": known.requests.answered + known.requests.failed,
         }
 
 
 def _is_wanted_anew(loads: Loads | None, version: str, known: _Version) -> bool:
     """Whether the roll to a version began after it was found to be bad: then a table in between,
     which dropped it, was missed."""
-    roll = loads.roll if loads is not None else None
     bad = known.failure is not None or known.crashes > 0 or bool(known.refuted)
+    return bad and _began_after(loads, version, known.judged)
+
+
+def _began_after(loads: Loads | None, version: str, revision: int) -> bool:
+    """Whether there is a roll to a version that began after a revision."""
+    roll = loads.roll if loads is not None else None
     return (
-        bad
-        and roll is not None
+        roll is not None
         and roll.target == version
         and roll.phase is Phase.LOADING
-        and roll.since > known.judged
+        and roll.since > revision
     )

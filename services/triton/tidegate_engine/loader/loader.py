@@ -1,7 +1,7 @@
 """The loader at work: has `Bookkeeping` decide, does what it says, and tells it what came of it.
 
-One task for each model that there is something to do for, one for each golden request that is on
-its way: a slow load holds up neither another model's proofs nor the report.
+One task for each action, one for each golden request that is on its way: a slow load holds up
+neither another model's proofs nor the report, and a slow fetch no load.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from tidegate_engine.loader.errors import LoaderError, NotFetched, TritonFailed,
 from tidegate_engine.loader.memory import Memory
 from tidegate_engine.loader.plan import Action, Discard, Fetch, Listed, Load, Prove, Unload
 from tidegate_engine.loader.repository import Repository
-from tidegate_engine.loader.triton import Triton
+from tidegate_engine.loader.triton import Answer, Triton
 from tidegate_table.document import Table
 
 _log = logging.getLogger(__name__)
@@ -111,8 +111,8 @@ class Loader:
             self._wake.clear()
             begun = []
             for model in self.book.models:
-                action = self.book.next_action(model, self._now())
-                if action is not None:
+                # Two at most: a fetch, and what may go on beside it.
+                while (action := self.book.next_action(model, self._now())) is not None:
                     self.book.begun(action)
                     begun.append((action, self.book.boot))
             # A load that is begun has to be known before it can bring anything down.
@@ -177,14 +177,14 @@ class Loader:
     # --- Actions --------------------------------------------------------------------------------
 
     async def _do(self, action: Action, boot: int) -> None:
-        # One that began under an earlier Triton may not have ended yet.
-        async with self._locks[action.model]:
-            match action:
-                case Fetch():
-                    await self._fetch(action)
-                case Discard():
+        if isinstance(action, Fetch):
+            await self._fetch(action)
+        else:
+            # One that began under an earlier Triton may not have ended yet.
+            async with self._locks[action.model]:
+                if isinstance(action, Discard):
                     await self._discard(action)
-                case Load() | Unload():
+                else:
                     await self._change(action, boot)
         self._wake.set()
 
@@ -297,16 +297,24 @@ class Loader:
             return Verdict.BAD, str(invalid)
         answer = await self._triton.infer(model, version, golden.head, golden.tensors)
         if answer.head is None:
-            return _judged(answer.status, answer.error, may_be_refused=golden.may_be_refused)
+            return await self._judged(prove, golden, answer)
         why = await asyncio.to_thread(proof.fault, golden, answer.head, answer.tensors, metadata)
         return (Verdict.BAD, why) if why else (Verdict.GOOD, "")
 
-
-def _judged(status: int, error: str, *, may_be_refused: bool) -> tuple[Verdict, str]:
-    """What an error says in place of an answer."""
-    said = plain(error)
-    if status in _NO_VERDICT:
-        return Verdict.NONE, said
-    if may_be_refused and not proof.DEAD_BACKEND.search(error):
+    async def _judged(
+        self, prove: Prove, golden: proof.Golden, answer: Answer
+    ) -> tuple[Verdict, str]:
+        """What an error says in place of an answer."""
+        said = plain(answer.error)
+        if answer.status in _NO_VERDICT:
+            return Verdict.NONE, said
+        if not golden.may_be_refused or proof.DEAD_BACKEND.search(answer.error):
+            return Verdict.BAD, f"the golden request failed: {said}"
+        if not prove.reference:
+            return Verdict.GOOD, ""
+        other = await self._triton.infer(prove.model, prove.reference, golden.head, golden.tensors)
+        if other.head is not None:
+            return Verdict.BAD, f"zeros failed, which version {prove.reference} answers: {said}"
+        if other.status in _NO_VERDICT:
+            return Verdict.NONE, f"version {prove.reference} cannot be asked the same"
         return Verdict.GOOD, ""
-    return Verdict.BAD, f"the golden request failed: {said}"

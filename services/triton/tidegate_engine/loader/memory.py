@@ -11,7 +11,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Crashes:
-    """Ends of Triton while a version was on trial.
+    """Ends of Triton that a version is held to account for.
 
     Attributes:
         count: how many.
@@ -23,17 +23,29 @@ class Crashes:
 
 
 @dataclass(frozen=True, slots=True)
+class Trial:
+    """A version whose load has begun and that is not proven yet.
+
+    Attributes:
+        revision: of the table in force when its load began.
+    """
+
+    version: str
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """What is remembered.
 
     Attributes:
         copies: model → version → the whole copy, so that it need not be read to know its digest.
-        trials: model → the version whose load has begun and that is not proven yet.
-        crashes: model → version → how often Triton ended in its trial.
+        trials: model → its version on trial.
+        crashes: model → version → how often Triton ended for it.
     """
 
     copies: Mapping[str, Mapping[str, Copy]] = field(default_factory=dict)
-    trials: Mapping[str, str] = field(default_factory=dict)
+    trials: Mapping[str, Trial] = field(default_factory=dict)
     crashes: Mapping[str, Mapping[str, Crashes]] = field(default_factory=dict)
 
 
@@ -45,7 +57,10 @@ def write(memory: Memory) -> dict[str, Any]:
             model: {v: {"digest": each.digest, "size": each.size} for v, each in copies.items()}
             for model, copies in memory.copies.items()
         },
-        "trials": dict(memory.trials),
+        "trials": {
+            model: {"version": each.version, "revision": each.revision}
+            for model, each in memory.trials.items()
+        },
         "crashes": {
             model: {
                 v: {"count": each.count, "revision": each.revision} for v, each in crashes.items()
@@ -69,7 +84,10 @@ def read(document: Any) -> Memory:
                 model: {v: Copy(str(each["digest"]), int(each["size"])) for v, each in of.items()}
                 for model, of in document["copies"].items()
             },
-            trials={str(model): str(v) for model, v in document["trials"].items()},
+            trials={
+                model: Trial(str(each["version"]), int(each["revision"]))
+                for model, each in document["trials"].items()
+            },
             crashes={
                 model: {
                     v: Crashes(int(each["count"]), int(each["revision"])) for v, each in of.items()

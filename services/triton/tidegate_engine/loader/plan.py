@@ -43,6 +43,19 @@ Listing = Mapping[str, Mapping[str, Listed]]
 
 
 @dataclass(frozen=True, slots=True)
+class Requests:
+    """How often a version has been asked since it was loaded, by Triton's count.
+
+    Attributes:
+        answered: well.
+        failed: answered with an error, refused or given up in the queue.
+    """
+
+    answered: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Copy:
     """A version that lies whole in the local repository.
 
@@ -123,6 +136,7 @@ class Prove:
         reference: the most important version when another one is proven and that one serves, else
             "": the two must take and give the same.
         proof: what the table says of it; None: the model's own golden request, or zeros.
+        at: when it was due, on the bookkeeping's clock.
     """
 
     model: str
@@ -130,6 +144,7 @@ class Prove:
     instance: int
     reference: str = ""
     proof: Proof | None = None
+    at: float = 0.0
 
 
 # The decision
@@ -180,6 +195,7 @@ class ModelView:
         may_load: whether versions may be taken out now, or the text be changed.
         may_add: whether a version may be loaded now.
         folder: whether the local repository has a folder of this model.
+        fetching: the version that is being fetched; "": none.
     """
 
     name: str
@@ -191,10 +207,16 @@ class ModelView:
     may_load: bool = False
     may_add: bool = False
     folder: bool = False
+    fetching: str = ""
 
 
 def next_step(model: ModelView) -> Action | None:
-    """The next thing to do for `model` when nothing is being done for it; None: nothing for now."""
+    """The next thing to do for `model` when nothing but a fetch is being done for it; None: nothing
+    for now.
+
+    A fetch may take minutes, and the stable version must not wait for that of a candidate when
+    Triton restarts. What is being fetched is neither loaded nor removed.
+    """
     everything = (*model.wanted, *model.others)
     if any(each.state is State.LOADING for each in everything):
         return None
@@ -202,7 +224,7 @@ def next_step(model: ModelView) -> Action | None:
     leaving = any(each.state is State.READY for each in model.others)
     if model.triton:
         for each in everything:
-            if each.discardable and not each.in_triton:
+            if each.discardable and not each.in_triton and each.version != model.fetching:
                 return Discard(model.name, each.version)
         # Not together with the next version: when that one fails, nothing of the call is done.
         if ready and (leaving or model.config != model.loaded_config):
@@ -219,10 +241,10 @@ def next_step(model: ModelView) -> Action | None:
 
 def _bring(model: ModelView, each: VersionView, ready: tuple[str, ...]) -> Action | None:
     """The next step towards a version that is wanted and neither proven nor failed."""
-    if each.in_triton or each.discardable:
+    if each.in_triton or each.discardable or each.version == model.fetching:
         return None
     if not each.copied or not model.config:
-        return Fetch(model.name, each.version, each.digest)
+        return None if model.fetching else Fetch(model.name, each.version, each.digest)
     return _load(model, (*ready, each.version), each.version) if model.triton else None
 
 

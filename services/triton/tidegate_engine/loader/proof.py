@@ -3,8 +3,8 @@
 Where the table has none for the version, the model may bring its own, as the parameter
 `golden_request` of its config.pbtxt: the body of a KServe v2 infer request as JSON. Where it does
 not either, zeros are sent in the smallest shape that the model takes. It may refuse those, which
-shows as well that it is alive; only of an answer of its own will more be asked. Gateways probe
-engines by the same rules.
+shows as well that it is alive, unless the version that serves answers the same; only of an answer
+of its own will more be asked. Gateways probe engines by the same rules, but compare no versions.
 
 Tensors come back in binary form, since some datatypes have no other:
 https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
@@ -60,7 +60,8 @@ class Golden:
     Attributes:
         head: the JSON of the request.
         tensors: the binary part behind it.
-        may_be_refused: whether an error of the model is an answer, too.
+        may_be_refused: whether an error of the model is an answer, too, where the version that
+            serves answers with one as well.
         outputs: what is expected, as JSON has it; None: any values.
         tolerance: by how much floating point may differ from `outputs`.
         complete: whether every output that the model has must be there.

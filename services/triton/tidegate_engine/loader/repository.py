@@ -45,7 +45,8 @@ _CHUNK = 1 << 20
 
 
 class Repository:
-    """Both repositories. All methods block; none may run beside another one for the same model.
+    """Both repositories. All methods block; none may run beside another one for the same model, but
+    for a fetch of one version beside `write_config` and `discard` of another one.
 
     Args:
         source: the folder that versions come from.

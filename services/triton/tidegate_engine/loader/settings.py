@@ -5,33 +5,26 @@ A setting comes from the command line (`--triton.address=…`) or from the envir
 environment, but for KUBERNETES_SERVICE_HOST and _PORT, which are Kubernetes' to set.
 """
 
-import difflib
-import os
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
+from pydantic import Field, SecretStr
+from pydantic_settings import SettingsConfigDict
 
-_PREFIX = "TIDEGATE_LOADER_"
-_DELIMITER = "__"
+from tidegate_process import settings as process
+from tidegate_process.settings import (
+    Group,
+    InvalidSettings,
+    LogSettings,
+    Port,
+    ProcessSettings,
+    Seconds,
+)
 
-Port = Annotated[int, Field(ge=0, le=65535)]
-Seconds = Annotated[float, Field(gt=0, le=86400)]
 Address = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^\s/,:\[\]]+):\d{1,5}$")]
-LogLevel = Literal["debug", "info", "warning", "error"]
 
 
-class InvalidSettings(Exception):
-    """Settings that cannot be used; the message has a line for each, with what is allowed."""
-
-
-class _Group(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-class RepositorySettings(_Group):
+class RepositorySettings(Group):
     """Where versions come from, and where Triton finds them."""
 
     path: Path = Path("/repository")
@@ -46,7 +39,7 @@ class RepositorySettings(_Group):
     """Seconds until the stable version is tried again when it cannot be fetched or loaded."""
 
 
-class TableSettings(_Group):
+class TableSettings(Group):
     """The routing table, which says what is to be loaded."""
 
     config_map: str = ""
@@ -64,7 +57,7 @@ class TableSettings(_Group):
     copy."""
 
 
-class TritonSettings(_Group):
+class TritonSettings(Group):
     """The Triton that this loader loads into."""
 
     address: Address = "127.0.0.1:8000"
@@ -88,7 +81,7 @@ class TritonSettings(_Group):
     failed. The stable version never has."""
 
 
-class ProofSettings(_Group):
+class ProofSettings(Group):
     """Golden requests."""
 
     interval_s: Seconds = 3.0
@@ -97,9 +90,13 @@ class ProofSettings(_Group):
     """Seconds for the answer. One that takes longer proves nothing, and is no failure."""
     failures: int = Field(default=2, ge=1, le=100)
     """Wrong answers in a row after which a version is not proven."""
+    silent_s: Seconds = 30.0
+    """Seconds without a good answer of a candidate that gets requests, after which it is not
+    proven, if the stable version has answered all its own golden requests on the same engine in
+    that time. More than `interval_s` and `timeout_s` together."""
 
 
-class HttpSettings(_Group):
+class HttpSettings(Group):
     """The listener for gateways, the operator and Kubernetes."""
 
     host: str = "0.0.0.0"  # noqa: S104 - a pod serves on its own address
@@ -108,26 +105,11 @@ class HttpSettings(_Group):
     """Port of /status, /readyz and /livez; 0 takes a free one."""
 
 
-class LogSettings(_Group):
-    """The log, on standard error: one JSON object a line."""
-
-    level: LogLevel = "info"
-    """Least severe records that are written."""
-
-
-class Settings(BaseSettings):
+class Settings(ProcessSettings):
     """The loader's settings."""
 
     model_config = SettingsConfigDict(
-        env_prefix=_PREFIX,
-        env_nested_delimiter=_DELIMITER,
-        extra="forbid",
-        frozen=True,
-        nested_model_default_partial_update=True,
-        use_attribute_docstrings=True,
-        cli_prog_name="python -m tidegate_engine.loader",
-        cli_kebab_case=False,
-        cli_hide_none_type=True,
+        env_prefix="TIDEGATE_LOADER_", cli_prog_name="python -m tidegate_engine.loader"
     )
 
     name: str = Field(default="", max_length=253)
@@ -148,20 +130,7 @@ def load(arguments: list[str]) -> Settings:
         InvalidSettings: naming each setting at fault and what is allowed.
         SystemExit: after `--help`, or an argument that does not exist.
     """
-    unknown = list(_unknown_variables(os.environ))
-    if unknown:
-        raise InvalidSettings("\n".join(unknown))
-    try:
-        settings = CliApp.run(Settings, cli_args=arguments)
-    except ValidationError as error:
-        lines = (
-            f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}, "
-            f"got {fault['input']!r}"
-            for fault in error.errors()
-        )
-        raise InvalidSettings("\n".join(lines)) from None
-    except SettingsError as error:
-        raise InvalidSettings(str(error)) from None
+    settings = process.load(Settings, arguments)
     _check_together(settings)
     return settings
 
@@ -179,22 +148,3 @@ def _check_together(settings: Settings) -> None:
     for name, folder in folders.items():
         if not folder.is_dir():
             raise InvalidSettings(f"{name}: expected a folder that exists, got {str(folder)!r}")
-
-
-def _unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
-    """A line for each variable that was surely meant as a setting and is none."""
-    known = {name.upper().replace(".", _DELIMITER) for name in _names(Settings)}
-    for variable in sorted(environment):
-        name = variable.upper().removeprefix(_PREFIX)
-        if name != variable.upper() and name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {_PREFIX}{close[0]}?" if close else ""
-            yield f"{variable}: no such setting{hint}"
-
-
-def _names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, _Group):
-            yield from _names(field.annotation, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"

@@ -35,7 +35,7 @@ import httpx2
 import orjson
 
 from tidegate_engine.loader.errors import TritonFailed, TritonSilent, plain
-from tidegate_engine.loader.plan import Listed, Listing, State
+from tidegate_engine.loader.plan import Listed, Listing, Requests, State
 
 KEY_HEADER = "tidegate-key"
 """The header with the key of the restricted part of Triton's API."""
@@ -120,16 +120,16 @@ class Triton:
         """Have it unload all versions of a model. Raises as `load` does."""
         await self._post(f"/v2/repository/models/{model}/unload", self._load_timeout_s)
 
-    async def requests(self) -> dict[tuple[str, str], int]:
-        """How often each (model, version) that is loaded has been asked, well or not.
+    async def requests(self) -> dict[tuple[str, str], Requests]:
+        """How often each (model, version) that is loaded has been asked, and has answered.
 
         Raises:
             TritonFailed: it does not say.
         """
         document = await self._get("/v2/models/stats")
         return {
-            (each["name"], each["version"]): sum(
-                int(each["inference_stats"][kind]["count"]) for kind in ("success", "fail")
+            (each["name"], each["version"]): Requests(
+                *(int(each["inference_stats"][kind]["count"]) for kind in ("success", "fail"))
             )
             for each in document["model_stats"]
         }

@@ -1,0 +1,1 @@
+"""What every process of Tidegate has in common: settings, log, listeners, questions to pods."""
