@@ -102,7 +102,7 @@ def upgrade(kube: Kubernetes, *more: str) -> None:
         *("upgrade", "--install", RELEASE, str(CHART), f"--namespace={NAMESPACE}"),
         *("--create-namespace", f"--values={CHART / 'values-local.yaml'}"),
         *("--set=gateway.replicas=1,engine.replicas=1", "--wait", "--timeout=4m"),
-        *("--set=gateway.settings.drain.delay_s=1,engine.drain.delaySeconds=1"),
+        "--set=gateway.settings.drain.delay_s=1,engine.drain.delaySeconds=1",
         *(f"--set=test.model={MODEL},test.classify=false", *more),
         timeout_s=300,
     )
