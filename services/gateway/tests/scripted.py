@@ -138,6 +138,8 @@ class Engine:
     """What it does when it is asked which versions it serves."""
     golden: Does = Does(0.001)
     """What it does with a golden request."""
+    golden_by: dict[Key, Does] = field(default_factory=dict)
+    """The same for a version that does otherwise."""
     asked: list[tuple[float, Key]] = field(default_factory=list)
     probed: list[tuple[float, Key]] = field(default_factory=list)
 
@@ -179,7 +181,7 @@ class _Questions:
 
     async def probe(self, engine: Engine, key: Key, deadline: Deadline) -> None:
         engine.probed.append((time.monotonic(), key))
-        await engine.golden.do(deadline)
+        await engine.golden_by.get(key, engine.golden).do(deadline)
 
 
 class _Routing:

@@ -753,6 +753,46 @@ async def test_a_candidate_that_hangs_does_not_hang_the_request() -> None:
         assert fleet.counted(fleet.metrics.attempts)["first", "late"] == 1
 
 
+NO_BUDGET = AttemptSettings(budget_ratio=0.0, budget_burst=0)
+
+
+@in_virtual_time
+async def test_where_a_candidate_hangs_no_budget_is_needed_and_it_is_out_soon() -> None:
+    """Also where some of its answers take so long that four times the usual is more than half of a
+    deadline: a backend that died with a long queue fails one request a second."""
+    rules = Rules(consecutive_failures=5, ejection_s=99)
+    async with a_fleet(3, attempts=NO_BUDGET, rules=rules) as fleet:
+        await fleet.warm_up("1")
+        fleet.all_do(Does(1.5), "2")
+        await fleet.warm_up("2")
+        fleet.all_do(HANGS, "2")
+        for engine in fleet.engines.values():
+            engine.golden_by[CANDIDATE] = HANGS
+
+        began = [asyncio.create_task(outcome(fleet, TRIED_OUT, timeout=9.0)) for _ in range(40)]
+        ended = await asyncio.gather(*began)
+
+        assert {(took, answer[-2:]) for took, answer in ended} == {(4.51, ":1")}
+        assert not fleet.endpoints.serves(*CANDIDATE)
+        assert fleet.endpoints.serves(*STABLE)
+
+
+@in_virtual_time
+async def test_a_candidate_that_answers_others_does_not_hang() -> None:
+    """It may have too much to do, and so may the engines: then the budget counts."""
+    async with a_fleet(1, attempts=NO_BUDGET) as fleet:
+        await fleet.warm_up("1")
+        await fleet.warm_up("2")
+        fleet.plan = [HANGS]
+        waiting = asyncio.create_task(outcome(fleet, TRIED_OUT, timeout=2.0))
+        for _ in range(30):
+            await asyncio.sleep(0.1)
+            if not waiting.done():
+                await fleet.run(TRIED_OUT)
+
+        assert await waiting == (2.0, "DeadlineExceeded")
+
+
 @in_virtual_time
 async def test_a_candidate_that_fails_after_all_changes_nothing_more() -> None:
     async with a_fleet(3) as fleet:

@@ -308,7 +308,8 @@ class _Course(Generic[E, T]):
         # One that cannot be in time would cost others of the budget for nothing.
         needed = self._attempts.quantile((self._route.model, version), 0.5) or 0.0
         target = self._elsewhere(version) if left > needed else None
-        if target is not None and self._may(reason):
+        is_free = version == self._fallback and self._hangs(oldest)
+        if target is not None and (is_free or self._may(reason)):
             self._turn_to(version)
             self._launch(target, reason)
         else:
@@ -418,8 +419,7 @@ class _Course(Generic[E, T]):
         overtaken = [
             other
             for other in self._running
-            if other.began < attempt.began
-            and is_late(now - other.began, self._usual(other.key), self._rules)
+            if other.began < attempt.began and self._is_its_fault(other)
         ]
         for other in overtaken:
             self._running.remove(other)
@@ -450,9 +450,7 @@ class _Course(Generic[E, T]):
 
     def _outcome(self, attempt: _Attempt[E, T], error: RequestError) -> Outcome:
         if isinstance(error, DeadlineExceeded):
-            seconds = time.monotonic() - attempt.began
-            late = is_late(seconds, self._usual(attempt.key), self._rules)
-            return Outcome.LATE if late else Outcome.DROPPED
+            return Outcome.LATE if self._is_its_fault(attempt) else Outcome.DROPPED
         if isinstance(error, EngineFailed) or _is_lost(error):
             return Outcome.FAILED
         # A refusal of the request, a full queue, a version that is not there.
@@ -490,6 +488,23 @@ class _Course(Generic[E, T]):
 
     def _is_candidate(self, key: Key) -> bool:
         return bool(self._route.fallback) and key[1] == self._route.version
+
+    def _is_its_fault(self, attempt: _Attempt[E, T]) -> bool:
+        """Whether that no answer has come so far is the endpoint's fault."""
+        seconds = time.monotonic() - attempt.began
+        return is_late(seconds, self._usual(attempt.key), self._rules) or self._hangs(attempt)
+
+    def _hangs(self, attempt: _Attempt[E, T]) -> bool:
+        """Whether a candidate seems to hang at an endpoint: nobody has had an answer of it there
+        since the attempt began, for longer than it usually takes. What works, be it too much, goes
+        on answering."""
+        usual = self._usual(attempt.key)
+        return (
+            self._is_candidate(attempt.key)
+            and usual is not None
+            and time.monotonic() - attempt.began > usual
+            and not attempt.target.has_answered(attempt.key, since=attempt.began)
+        )
 
     def _patience(self) -> float:
         if self._is_question:

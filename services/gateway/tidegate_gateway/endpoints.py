@@ -18,6 +18,7 @@ that it answers nothing at all. Which endpoint gets a request is decided in `bal
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable
 from dataclasses import dataclass, field
@@ -134,6 +135,10 @@ class Target(Generic[E]):
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     # The probe that runs, by version.
     probes: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
+
+    def has_answered(self, key: Key, *, since: float) -> bool:
+        """Whether it has given a good answer with that version after `since`."""
+        return self.good_at.get(key, -math.inf) > since
 
     @property
     def name(self) -> str:
