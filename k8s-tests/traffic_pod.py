@@ -2,6 +2,7 @@
 
 import base64
 import json
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -32,15 +33,17 @@ def traffic(
     """
     encoded = {name: base64.b64encode(content).decode() for name, content in files.items()}
     labels = {"app.kubernetes.io/name": NAME}
+    # A kubelet may have kept what a plan of the same name said before.
+    plan_name = f"{NAME}-{secrets.token_hex(4)}"
     kube.apply(
         {
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": {"name": NAME, "namespace": namespace, "labels": labels},
+            "metadata": {"name": plan_name, "namespace": namespace, "labels": labels},
             "data": {"plan.json": json.dumps(plan)},
             "binaryData": encoded,
         },
-        _pod(namespace, labels, node),
+        _pod(namespace, labels, node, plan_name),
     )
     try:
         kube.kubectl(
@@ -59,13 +62,13 @@ def traffic(
         print(kube.kubectl("logs", f"--namespace={namespace}", NAME, "--tail=50"))
         raise
     finally:
-        kube.kubectl("delete", f"pod/{NAME}", f"configmap/{NAME}", f"--namespace={namespace}",
+        kube.kubectl("delete", f"pod/{NAME}", f"configmap/{plan_name}", f"--namespace={namespace}",
                      "--grace-period=0", "--force")  # fmt: skip
         eventually(lambda: not kube.names("pods", namespace, f"app.kubernetes.io/name={NAME}"),
                    "the traffic pod is gone")  # fmt: skip
 
 
-def _pod(namespace: str, labels: Mapping[str, str], node: str) -> dict[str, Any]:
+def _pod(namespace: str, labels: Mapping[str, str], node: str, plan_name: str) -> dict[str, Any]:
     control = {"tcpSocket": {"port": "control"}, "periodSeconds": 1}
     return {
         "apiVersion": "v1",
@@ -100,7 +103,7 @@ def _pod(namespace: str, labels: Mapping[str, str], node: str) -> dict[str, Any]
                 }
             ],
             "volumes": [
-                {"name": "plan", "configMap": {"name": NAME}},
+                {"name": "plan", "configMap": {"name": plan_name}},
                 {"name": "tmp", "emptyDir": {}},
             ],
         },
