@@ -72,7 +72,7 @@ def node(switch_pid: int, pid: int, this: Node, nodes: Sequence[Node]) -> list[C
         inside(switch_pid, "ip", "link", "set", this.name, "master", BRIDGE, "up"),
         inside(pid, "ip", "link", "set", "lo", "up"),
         inside(pid, "ip", "address", "add", f"{address}/{length}", "dev", "eth0"),
-        inside(pid, "ip", "link", "set", "eth0", "up"),
+        inside(pid, "ip", "link", "set", "eth0", "address", _hardware_address(this), "up"),
         # There is no default route: without this one the node itself would not reach Services.
         inside(pid, "ip", "route", "add", str(SERVICE_RANGE), "dev", "eth0", "src", address),
         *(
@@ -81,6 +81,12 @@ def node(switch_pid: int, pid: int, this: Node, nodes: Sequence[Node]) -> list[C
             if other != this
         ),
     ]
+
+
+def _hardware_address(node: Node) -> str:
+    """That of a node, locally administered. A node has it again after its death: with another one,
+    the machine and the other nodes would go on sending to the one of before for ten seconds."""
+    return ":".join(f"{octet:02x}" for octet in (2, 0, *node.address.packed))
 
 
 def link_state(switch_pid: int, node: Node, up: bool) -> Command:

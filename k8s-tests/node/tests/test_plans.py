@@ -185,6 +185,16 @@ def test_on_the_machine_itself_only_the_clones_link_is_touched() -> None:
     assert all(LAYOUT.link in command for command in outside)
 
 
+def test_a_node_comes_back_with_the_hardware_address_that_others_know() -> None:
+    def hardware(pid: int, node: Node) -> str:
+        commands = network.node(77, pid, node, (ONE, TWO))
+        (command,) = [each for each in commands if "link" in each and "address" in each]
+        return command[command.index("address") + 1]
+
+    assert hardware(78, ONE) == hardware(79, ONE) == "02:00:ac:1e:4d:02"
+    assert hardware(78, ONE) != hardware(78, TWO)
+
+
 def test_a_node_has_routes_to_services_and_to_the_other_nodes_pods() -> None:
     commands = network.node(77, 78, TWO, (ONE, TWO))
     added = [command[command.index("add") + 1 :] for command in commands if "route" in command]
