@@ -9,12 +9,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
 from failures import keep, log_words
-from installation import ENGINES, GATEWAYS, NAMESPACE, RELEASE, ROOT, install_words
+from installation import ENGINES, GATEWAYS, NAMESPACE, ROOT, install_words, remove
 from kubernetes import Kubernetes
 from node.cluster import Cluster
 from node.config import Options
@@ -75,8 +75,8 @@ def kube(request: pytest.FixtureRequest) -> Kubernetes:
 @pytest.fixture(scope="session")
 def stage() -> Iterator[Stage]:
     """Where releases are installed."""
-    with Stage() as made:
-        yield made
+    with ExitStack() as stack:
+        yield Stage(stack)
 
 
 @pytest.fixture
@@ -92,9 +92,7 @@ def _installed(kube: Kubernetes) -> Iterator[Kubernetes]:
         kube.helm(*install_words(), timeout_s=400)
         yield kube
     finally:
-        words = (RELEASE, f"--namespace={NAMESPACE}", "--ignore-not-found")
-        kube.helm("uninstall", *words, "--wait", "--cascade=foreground")
-        kube.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found")
+        remove(kube, NAMESPACE)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

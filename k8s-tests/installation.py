@@ -29,6 +29,18 @@ def install_words() -> list[str]:
     ]
 
 
+def uninstall(kube: Kubernetes, namespace: str) -> None:
+    """Take a release away, if it is there, and wait for its pods."""
+    words = (RELEASE, f"--namespace={namespace}", "--ignore-not-found")
+    kube.helm("uninstall", *words, "--wait", "--cascade=foreground")
+
+
+def remove(kube: Kubernetes, namespace: str) -> None:
+    """Take a release away, and its namespace with all that is in it."""
+    uninstall(kube, namespace)
+    kube.kubectl("delete", "namespace", namespace, "--ignore-not-found")
+
+
 def bring_kind(kube: Kubernetes) -> None:
     """Have the kind ModelRollout as the chart has it, whoever brought which one before: Helm brings
     it with the first release and never again."""

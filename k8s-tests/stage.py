@@ -2,30 +2,22 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
 class Stage:
-    """Has one release installed, and takes it away when another one is wanted, or at the end."""
+    """Has one release installed, and takes it away when another one is wanted.
 
-    def __init__(self) -> None:
-        self._stack = ExitStack()
+    Args:
+        stack: holds what is installed; whoever closes it takes the last one away.
+    """
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
         self._name = ""
         self._shown: Any = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._stack.close()
 
     def shows(self, name: str, install: Callable[[], AbstractContextManager[T]]) -> T:
         """What that release's context gave: entered now, or earlier if no other one was since."""

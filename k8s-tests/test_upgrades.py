@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from installation import CHART, GATEWAYS, RELEASE, ROOT, bring_kind
+from installation import CHART, GATEWAYS, RELEASE, ROOT, bring_kind, remove, uninstall
 from kubernetes import Api, CommandFailed, Kubernetes, eventually
 from stage import Stage
 
@@ -87,8 +87,7 @@ def taking_over(kube: Kubernetes) -> Iterator[Watched]:
         await_models(kube)
         yield seen
     finally:
-        uninstall(kube)
-        kube.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found")
+        remove(kube, NAMESPACE)
 
 
 @pytest.fixture
@@ -106,11 +105,6 @@ def upgrade(kube: Kubernetes, *more: str) -> None:
         *(f"--set=test.model={MODEL},test.classify=false", *more),
         timeout_s=300,
     )
-
-
-def uninstall(kube: Kubernetes) -> None:
-    words = (f"--namespace={NAMESPACE}", "--ignore-not-found", "--wait", "--cascade=foreground")
-    kube.helm("uninstall", RELEASE, *words)
 
 
 def await_models(kube: Kubernetes) -> None:
@@ -244,7 +238,7 @@ def test_what_people_and_the_operator_made_stays_and_a_release_goes_on_with_it(
         "wait", f"modelrollout/{OWN}", "--for=condition=Available", "--timeout=2m", "-n", NAMESPACE
     )
     before = table(release)
-    uninstall(release)
+    uninstall(release, NAMESPACE)
     # Pods take their grace period to leave, and Helm does not always wait for all of it.
     eventually(
         lambda: left(release) <= ALWAYS | PEOPLES | OPERATORS, "nothing else is left", timeout_s=90
@@ -266,7 +260,7 @@ def test_after_the_removal_that_the_page_tells_a_release_begins_anew(release: Ku
         return "revision" in found.get("status", {}).get("table", {})
 
     eventually(is_told, "the ModelRollout tells of a table")
-    uninstall(release)
+    uninstall(release, NAMESPACE)
     commands = re.findall(r"^kubectl --namespace tidegate (delete .*)$", INSTALL_PAGE, re.MULTILINE)
     assert len(commands) == 2
     for command in commands:

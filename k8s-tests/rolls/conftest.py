@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from failures import keep, log_words
-from installation import ENGINES, GATEWAYS
+from installation import ENGINES, GATEWAYS, remove
 from kubernetes import Kubernetes
 from node.cluster import Cluster
 from rolls.load import MODEL, Watch, begin, plan
@@ -14,7 +14,6 @@ from rolls.release import (
     EXAMPLES,
     NAMESPACE,
     OPERATORS,
-    RELEASE,
     Rolls,
     install_words,
     make_repository,
@@ -63,14 +62,14 @@ def installed(
         with kube.proxied() as api:
             made = Rolls(kube, cluster, api, repository)
             request.config.stash[_rolls] = made
-            with release(made):
+            with _served(made):
                 yield made
 
     return stage.shows("rolls", installing)
 
 
 @contextmanager
-def release(rolls: Rolls) -> Iterator[None]:
+def _served(rolls: Rolls) -> Iterator[None]:
     kube = rolls.kube
     try:
         kube.helm(*install_words(rolls.repository), timeout_s=400)
@@ -79,9 +78,7 @@ def release(rolls: Rolls) -> Iterator[None]:
         rolls.await_settled("image_classifier", 1)
         yield
     finally:
-        words = (RELEASE, f"--namespace={NAMESPACE}", "--ignore-not-found")
-        kube.helm("uninstall", *words, "--wait", "--cascade=foreground")
-        kube.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found")
+        remove(kube, NAMESPACE)
 
 
 @pytest.fixture
