@@ -26,10 +26,10 @@ setup: ## Sets up the environments for tests and development, from the lock file
 test: check ## Sets up, checks and runs all the tests that this machine can carry (REQUIRE_ALL=1: all, or it fails).
 	@REQUIRE_ALL=$(REQUIRE_ALL) .venv/bin/python -m pytest $(TESTS)
 
-soak: setup ## Ten minutes of faults at random on local engines (SOAK_SEED=n: those again), and calls that are quiet for three.
+soak: setup ## Ten minutes of faults at random on local engines (SOAK_SEED=n: those again), calls that are quiet for three, ten of good, bad and abandoned traffic, and ten thousand photos.
 	@REQUIRE_ALL=1 SOAK_S=$(or $(SOAK_S),600) SOAK_SEED=$(SOAK_SEED) .venv/bin/python -m pytest -s \
 	  services/gateway/tests/many_engines/test_soak.py \
-	  services/gateway/tests/many_engines/test_keepalive.py
+	  services/gateway/tests/many_engines/test_keepalive.py services/gateway/tests/test_mixed_soak.py
 
 bench-balance: setup ## Measures how well requests are spread where one of three local engines is at half speed.
 	@.venv/bin/python -m bench.balance

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from ctypes.util import find_library
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,14 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "tritonclient": (
         lambda: _has_environment("tritonclient"),
         "Triton's own client: make setup",
+    ),
+    "kserve": (
+        lambda: _has_environment("kserve"),
+        "KServe's client: make setup",
+    ),
+    "perf-analyzer": (
+        lambda: _has_environment("perf-analyzer") and find_library("b64") is not None,
+        "Triton's load generator: make setup, and apt-get install libb64-0d",
     ),
     "curl": (
         lambda: shutil.which("curl") is not None,

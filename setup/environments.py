@@ -59,11 +59,17 @@ DEMO = Environment(".venvs/demo", ("--only-group", "demo"), "gateway", "the gate
 TEST = Environment(
     ".venv", ("--all-packages", "--group", "dev"), "gateway", "the tests and their tools"
 )
-# grpcio < 1.68, which it pins, has no wheels for the newest Pythons; the engine's is never new.
+# What clients pin has no wheels for the newest Pythons; the engine's is never new.
 TRITONCLIENT = Environment(
-    ".venvs/tritonclient", ("--only-group", "tritonclient"), "engine", "the reference client"
+    ".venvs/tritonclient", ("--only-group", "tritonclient"), "engine", "Triton's own client"
 )
-PURPOSES = {"demo": (DEMO, ENGINE), "test": (TEST, ENGINE, TRITONCLIENT)}
+KSERVE = Environment(
+    ".venvs/kserve", ("--only-group", "kserve"), "engine", "KServe's client; 45 MB"
+)
+PERF_ANALYZER = Environment(
+    ".venvs/perf-analyzer", ("--only-group", "perf-analyzer"), "engine", "Triton's load generator"
+)
+PURPOSES = {"demo": (DEMO, ENGINE), "test": (TEST, ENGINE, TRITONCLIENT, KSERVE, PERF_ANALYZER)}
 
 
 def unfit_machine(system: str, machine: str, libc: str | None) -> str | None:

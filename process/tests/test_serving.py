@@ -59,7 +59,7 @@ async def asked(server: serving.Server) -> AsyncIterator[tuple[asyncio.Task[None
 
 
 async def test_a_server_says_nothing_of_itself_and_leaves_when_told_to() -> None:
-    server = serving.server(plain, parser="httptools", keepalive_s=600)
+    server = serving.server(plain, keepalive_s=600)
     async with asked(server) as (task, answer), asyncio.timeout(WAIT_S):
         assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
         assert b"\r\nserver:" not in answer.lower()

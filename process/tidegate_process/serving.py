@@ -22,7 +22,7 @@ class Server(uvicorn.Server):
 def server(
     application: Any,
     *,
-    parser: Literal["auto", "httptools"] = "auto",
+    connections: Literal["auto"] | type[asyncio.Protocol] = "auto",
     keepalive_s: int = 5,
     grace_s: int | None = None,
 ) -> Server:
@@ -30,7 +30,8 @@ def server(
 
     Args:
         application: of ASGI.
-        parser: of HTTP; auto: the fastest that is installed.
+        connections: what each of them is; auto: uvicorn's own, with the fastest parser that is
+            installed.
         keepalive_s: seconds for which a connection without requests is kept.
         grace_s: seconds that requests in flight have once it is to leave; None: all they need.
     """
@@ -42,8 +43,10 @@ def server(
             timeout_graceful_shutdown=grace_s,
             log_config=None,
             access_log=False,
-            http=parser,
+            http=connections,
             ws="none",
+            # Who asks, by whatever a proxy tells, is of no use here, and costs each request.
+            proxy_headers=False,
             server_header=False,
         )
     )

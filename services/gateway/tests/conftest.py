@@ -25,6 +25,7 @@ MODELS = (
     "raising",
     "batching",
     "repeat",
+    "text_stream",
 )
 _BUILD_S = 300
 

@@ -1169,3 +1169,23 @@ def test_whatever_engines_do_a_request_ends_in_time_and_leaves_nothing_behind(  
                 assert isinstance(result, str)
 
     check()
+
+
+# What nobody wants any more
+
+
+@in_virtual_time
+async def test_what_nobody_wants_any_more_has_a_moment_to_end_by_itself() -> None:
+    """Some engines crash when a call is cancelled in the very moment in which it ends."""
+    async with a_fleet(1) as fleet:
+        fleet.attempts.cancel_after_s = 0.1
+        for seconds, cancelled in ((0.05, 0), (5.0, 1)):
+            fleet.cancelled.clear()
+            fleet.all_do(Does(seconds))
+            request = asyncio.create_task(fleet.run(ROUTE))
+            await asyncio.sleep(0.01)
+            request.cancel()
+            await asyncio.gather(request, return_exceptions=True)
+            assert (fleet.in_flight(), fleet.cancelled) == (0, [])
+            await asyncio.sleep(0.2)
+            assert len(fleet.cancelled) == cancelled

@@ -39,6 +39,17 @@ def test_the_readme_fits_a_screen_and_names_real_targets() -> None:
         assert re.search(rf"^{target}:.*## ", makefile, re.MULTILINE), target
 
 
+def test_each_feature_of_the_protocol_names_a_test_that_is_there() -> None:
+    page = (ROOT / "docs" / "protocol.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ") and ".py" in line]
+    assert len(rows) > 40
+    for row in rows:
+        for name, _, test in re.findall(r"`(test_\w+\.py)(::(test_\w+))?`", row):
+            source = (Path(__file__).parent / name).read_text()
+            assert not test or f"def {test}(" in source, (name, test)
+        assert re.search(r"`test_\w+\.py", row), row
+
+
 @pytest.mark.needs("engine", "curl")
 def test_the_commands_of_the_api_page_run(
     gateway: LocalGateway, photos: Mapping[str, bytes], tmp_path: Path
@@ -46,7 +57,7 @@ def test_the_commands_of_the_api_page_run(
     (tmp_path / "photo.jpg").write_bytes(photos["coffee.png"])
     page = (ROOT / "docs" / "api.md").read_text()
     commands = [c for c in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if "curl" in c]
-    assert len(commands) == 2
+    assert len(commands) == 3
     answers = []
     for command in commands:
         words = shlex.split(command.replace("http://127.0.0.1:8080", gateway.http_url))
@@ -60,3 +71,4 @@ def test_the_commands_of_the_api_page_run(
         answers.append(json.loads(done.stdout))
     assert answers[0]["top"][0]["label"] == "espresso"
     assert answers[1]["outputs"][0]["data"] == [1.5, -2.0]
+    assert answers[2]["OUTPUT_BYTES"] == "three short words"

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,8 +25,9 @@ from tidegate_gateway.errors import (
     VersionUnready,
 )
 from tidegate_gateway.golden import PARAMETER, EngineQuestions, golden, zeros
-from tidegate_gateway.inference import Request, Response, Upstream
-from tidegate_gateway.models import ANY, Model, TensorSpec, check_inputs
+from tidegate_gateway.inference import Upstream
+from tidegate_gateway.models import ANY, Model, TensorSpec, check_request
+from tidegate_gateway.requests import Request, Response, Wanted
 from tidegate_gateway.settings import EngineSettings
 from tidegate_gateway.tensors import Datatype, Tensor, to_array
 from tidegate_gateway.triton import Triton
@@ -65,7 +66,7 @@ def test_zeros_are_what_the_model_takes(datatype: Datatype, shape: tuple[int, ..
 
     request = zeros(model)
 
-    check_inputs(model, request.inputs)
+    check_request(model, request)
     (tensor,) = request.inputs
     assert tensor.shape == tuple(1 if size == ANY else size for size in shape)
     assert not any(element for element in to_array(tensor).reshape(-1))
@@ -91,7 +92,7 @@ def test_a_golden_request_of_the_models_own_is_read_as_it_would_come_over_http()
         version="3",
         id="golden",
         inputs=[Tensor("input", Datatype.FP32, (1,), b"\x00\x00\x80\x3f")],
-        outputs=["output"],
+        outputs=[Wanted("output")],
     )
 
 
@@ -142,6 +143,14 @@ class Refusing:
 
     async def model_ready(self, model: str, version: str, deadline: Deadline) -> bool:
         raise AssertionError("a probe does not rely on it")
+
+    async def stream(self, request: Request, deadline: Deadline) -> AsyncGenerator[Response, None]:
+        if self.sent is not None:
+            yield Response(model=request.model, version=request.version, outputs=[])
+        raise AssertionError("a probe has one answer")
+
+    async def statistics(self, model: str, version: str, deadline: Deadline) -> bytes:
+        raise AssertionError("a probe needs no statistics")
 
 
 WITHOUT = a_model(TensorSpec("input", Datatype.FP32, (1,)))

@@ -3,29 +3,44 @@
 import asyncio
 import io
 import struct
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from random import Random
 
 import pytest
 from PIL import Image
 
+from tidegate_gateway.admission import Admissions, Priority
 from tidegate_gateway.attempts import Attempts
 from tidegate_gateway.balancing import Pool, Rules
 from tidegate_gateway.deadline import Deadline
 from tidegate_gateway.discovery import Endpoint
 from tidegate_gateway.endpoints import Connection, Endpoints
-from tidegate_gateway.errors import EngineFailed, InvalidInput, ModelNotFound
+from tidegate_gateway.errors import (
+    EngineFailed,
+    InvalidInput,
+    ModelNotFound,
+    NotOffered,
+    PayloadTooLarge,
+)
 from tidegate_gateway.golden import EngineQuestions
 from tidegate_gateway.images import ImageDecoder
-from tidegate_gateway.inference import Admission, Inference, Request, Response, Upstream
+from tidegate_gateway.inference import Admission, Inference, State, Upstream
 from tidegate_gateway.metrics import Metrics
 from tidegate_gateway.models import ANY, Model, TensorSpec
-from tidegate_gateway.settings import AttemptSettings, HealthSettings
+from tidegate_gateway.requests import FINAL, Request, Response, Wanted
+from tidegate_gateway.settings import (
+    AdmissionSettings,
+    AttemptSettings,
+    HealthSettings,
+    LimitSettings,
+    StreamSettings,
+)
+from tidegate_gateway.streams import Streams
 from tidegate_gateway.table import Routes
 from tidegate_gateway.tensors import Datatype, Tensor
-from tidegate_table.document import parse
+from tidegate_table.document import Table, parse
 
 CLASSIFIER = Model(
     name="m",
@@ -51,12 +66,22 @@ class Engine:
     def __init__(self) -> None:
         self.model = CLASSIFIER
         self.output = output(Datatype.FP32, 1, 2)
+        self.answers, self.then_sleeps_s = 2, 0.0
         self.described: list[tuple[str, str]] = []
         self.inferred: list[tuple[str, str]] = []
 
     async def infer(self, request: Request, deadline: Deadline) -> Response:
         self.inferred.append((request.model, request.version))
         return Response(model=request.model, version=request.version, outputs=[self.output])
+
+    async def stream(self, request: Request, deadline: Deadline) -> AsyncGenerator[Response, None]:
+        self.inferred.append((request.model, request.version))
+        for _ in range(self.answers):
+            yield Response(model=request.model, version=request.version, outputs=[self.output])
+        await asyncio.sleep(self.then_sleeps_s)
+
+    async def statistics(self, model: str, version: str, deadline: Deadline) -> bytes:
+        return f"{model} {version}".encode()
 
     async def describe(self, model: str, version: str, deadline: Deadline) -> Model:
         self.described.append((model, version))
@@ -135,10 +160,14 @@ async def inference(engine: Engine, routes: Routes) -> AsyncIterator[Inference]:
         first_connection_s=20,
         close_after_s=1,
     )
+    attempts = Attempts(endpoints, AttemptSettings(), metrics)
     made = Inference(
         routes,
-        Attempts(endpoints, AttemptSettings(), metrics),
+        attempts,
+        Admissions(AdmissionSettings()),
+        Streams(attempts, routes, StreamSettings(max_after_roll_s=0.3)),
         decoder,
+        limits=LimitSettings(max_tensors=2, max_elements=384),
         description_ttl_s=30,
         description_timeout_s=5,
     )
@@ -151,11 +180,12 @@ async def inference(engine: Engine, routes: Routes) -> AsyncIterator[Inference]:
     decoder.close()
 
 
-@contextmanager
-def admitted(
+@asynccontextmanager
+async def admitted(
     inference: Inference, version: str = "", *, name: str = "m", key: str | None = None
-) -> Iterator[Admission]:
-    with inference.admitted(name, version, key, []) as admission:
+) -> AsyncIterator[Admission]:
+    until = Deadline.after(20)
+    async with inference.admitted(name, version, key, [], Priority.NORMAL, until) as admission:
         yield admission
 
 
@@ -179,8 +209,9 @@ async def test_an_output_that_is_no_scores_is_the_engines_failure(
 ) -> None:
     engine.model, engine.output = model, answer
 
-    with pytest.raises(EngineFailed) as failed, admitted(inference) as admission:
-        await inference.classify(admission, photo(), 5, Deadline.after(20))
+    with pytest.raises(EngineFailed) as failed:
+        async with admitted(inference) as admission:
+            await inference.classify(admission, photo(), 5, Deadline.after(20))
 
     assert failed.value.message == (
         f"the engine's output 'output': expected scores of shape [1, classes], got {got}"
@@ -195,7 +226,7 @@ async def test_scores_of_one_image_are_taken(
 ) -> None:
     engine.model, engine.output = model, output(Datatype.FP32, *shape)
 
-    with admitted(inference) as admission:
+    async with admitted(inference) as admission:
         found = await inference.classify(admission, photo(), 5, Deadline.after(20))
 
     assert [(candidate.index, candidate.score) for candidate in found.top] == [(0, 0.5), (1, 0.5)]
@@ -205,7 +236,7 @@ async def test_scores_of_one_image_are_taken(
 async def test_the_engine_is_asked_for_a_version(
     engine: Engine, inference: Inference, version: str
 ) -> None:
-    with admitted(inference, version) as admission:
+    async with admitted(inference, version) as admission:
         assert await inference.model(admission, Deadline.after(20)) is CLASSIFIER
     assert engine.described == [("m", version)]
 
@@ -217,8 +248,9 @@ async def test_the_engine_is_not_asked_for_what_is_no_version(
     engine: Engine, inference: Inference, version: str
 ) -> None:
     """An engine that reads "01" as 1 would have it remembered once for each way to write it."""
-    with pytest.raises(ModelNotFound) as refused, admitted(inference, version):
-        pass
+    with pytest.raises(ModelNotFound) as refused:
+        async with admitted(inference, version):
+            pass
 
     assert refused.value.message == f"no engine has model 'm' in version {version!r}"
     assert engine.described == []
@@ -243,7 +275,7 @@ async def test_the_engine_is_always_asked_for_the_version_that_the_table_chose(
     routes.apply(TABLE)
     for name in ("m", "other"):
         for _ in range(20):
-            with admitted(inference, name=name) as admission:
+            async with admitted(inference, name=name) as admission:
                 request = Request(model=name, inputs=[PIXELS])
                 response = await inference.infer(admission, request, Deadline.after(20))
             assert response.model == "m"
@@ -259,14 +291,14 @@ async def test_a_sequence_keeps_its_version_and_a_pin_is_kept_as_well(
     for sequence in range(1, 9):
         engine.inferred.clear()
         for _ in range(8):
-            with admitted(inference) as admission:
+            async with admitted(inference) as admission:
                 request = Request("m", [PIXELS], parameters={"sequence_id": sequence})
                 await inference.infer(admission, request, Deadline.after(20))
         assert len(set(engine.inferred)) == 1
 
     engine.inferred.clear()
     for version in ("1", "2"):
-        with admitted(inference, version) as admission:
+        async with admitted(inference, version) as admission:
             request = Request("m", [PIXELS], parameters={"sequence_id": 1})
             await inference.infer(admission, request, Deadline.after(20))
     assert engine.inferred == [("m", "1"), ("m", "2")]
@@ -276,7 +308,7 @@ async def test_a_request_holds_the_revision_that_it_came_in_by(
     inference: Inference, routes: Routes
 ) -> None:
     routes.apply(TABLE)
-    with admitted(inference, name="other"):
+    async with admitted(inference, name="other"):
         routes.apply(replace(TABLE, revision=4))
         assert routes.oldest_in_use() == {"m": 3}
     assert routes.oldest_in_use() == {"m": 4}
@@ -284,8 +316,9 @@ async def test_a_request_holds_the_revision_that_it_came_in_by(
 
 @pytest.mark.parametrize("key", ["", "k" * 257])
 async def test_a_sticky_key_of_another_length_is_refused(inference: Inference, key: str) -> None:
-    with pytest.raises(InvalidInput) as refused, admitted(inference, key=key):
-        pass
+    with pytest.raises(InvalidInput) as refused:
+        async with admitted(inference, key=key):
+            pass
 
     assert refused.value.message == (
         f"tidegate-sticky-key: expected 1 to 256 characters, got {len(key)}"
@@ -293,15 +326,137 @@ async def test_a_sticky_key_of_another_length_is_refused(inference: Inference, k
 
 
 async def test_what_clients_name_has_a_bound(engine: Engine, inference: Inference) -> None:
-    with pytest.raises(ModelNotFound) as unknown, admitted(inference, name="m" * 257):
-        pass
+    with pytest.raises(ModelNotFound) as unknown:
+        async with admitted(inference, name="m" * 257):
+            pass
     assert unknown.value.message == "a model's name: expected at most 256 characters, got 257"
 
-    with admitted(inference) as admission:
+    async with admitted(inference) as admission:
         request = Request("m", [PIXELS], parameters={"sequence_id": "s" * 129})
         with pytest.raises(InvalidInput) as refused:
             await inference.infer(admission, request, Deadline.after(20))
     assert refused.value.message == (
-        "parameter 'sequence_id': expected at most 128 characters, got 129"
+        f"model 'm': parameter 'sequence_id': expected at most 128 characters, got '{'s' * 129}'"
     )
     assert engine.inferred == []
+
+
+# Limits
+
+
+async def test_a_request_holds_so_much_and_no_more(engine: Engine, inference: Inference) -> None:
+    two = replace(PIXELS, shape=(2, 3, 8, 8), data=bytes(1536))
+    three = replace(PIXELS, shape=(3, 3, 8, 8), data=bytes(2304))
+    too_large = [
+        (Request("m", [PIXELS] * 3), "2 inputs (limits.max_tensors), got 3"),
+        (
+            Request("m", [PIXELS], outputs=[Wanted("output")] * 3),
+            "2 outputs (limits.max_tensors), got 3",
+        ),
+        (Request("m", [three]), "384 elements (limits.max_elements), got 576"),
+    ]
+    async with admitted(inference) as admission:
+        await inference.infer(admission, Request("m", [two]), Deadline.after(20))
+        for request, sentence in too_large:
+            with pytest.raises(PayloadTooLarge) as refused:
+                await inference.infer(admission, request, Deadline.after(20))
+            assert refused.value.message == f"the request: expected at most {sentence}"
+    assert len(engine.inferred) == 1
+
+
+# Streams
+
+DECOUPLED = replace(CLASSIFIER, decoupled=True)
+
+
+async def streamed(inference: Inference, request: Request) -> list[Response]:
+    async with admitted(inference) as admission:
+        answers = inference.stream(admission, request, Deadline.after(20))
+        return [answer async for answer in answers]
+
+
+async def test_a_model_that_answers_once_may_be_streamed_too(inference: Inference) -> None:
+    (answer,) = await streamed(inference, Request("m", [PIXELS]))
+    assert answer.parameters == {FINAL: True}
+
+
+async def test_a_decoupled_model_gives_all_its_answers_and_is_not_asked_for_one(
+    engine: Engine, inference: Inference
+) -> None:
+    engine.model = DECOUPLED
+    assert len(await streamed(inference, Request("m", [PIXELS]))) == 2
+
+    engine.inferred.clear()
+    with pytest.raises(InvalidInput) as refused:
+        async with admitted(inference) as admission:
+            await inference.infer(admission, Request("m", [PIXELS]), Deadline.after(20))
+    assert refused.value.message == (
+        "model 'm' is decoupled: it answers a request any number of times; ask it with "
+        "ModelStreamInfer, generate or generate_stream"
+    )
+    assert engine.inferred == []
+
+
+async def test_what_does_not_fit_is_not_streamed(engine: Engine, inference: Inference) -> None:
+    engine.model = DECOUPLED
+    with pytest.raises(InvalidInput) as refused:
+        await streamed(inference, Request("m", []))
+    assert refused.value.message == "model 'm': input 'input' (FP32 [-1, 3, 8, 8]) is missing"
+    assert engine.inferred == []
+
+
+# What is known of models
+
+
+async def test_what_is_remembered_of_a_version_goes_when_its_files_change(
+    engine: Engine, inference: Inference, routes: Routes
+) -> None:
+    def table(revision: int, digest: str) -> Table:
+        return parse(
+            {
+                "schema": 1,
+                "revision": revision,
+                "models": {"m": {"stable": "1", "weights": {"1": 100}}},
+                "loads": {"m": {"versions": {"1": {"digest": digest}}}},
+            }
+        )
+
+    async def ask_twice() -> int:
+        for _ in range(2):
+            await inference.described("m", "", Deadline.after(20))
+        return len(engine.described)
+
+    routes.apply(table(1, "sha256:" + "a" * 64))
+    assert await ask_twice() == 1
+    routes.apply(table(2, "sha256:" + "a" * 64))
+    assert await ask_twice() == 1
+    routes.apply(table(3, "sha256:" + "b" * 64))
+    assert await ask_twice() == 2
+
+
+async def test_statistics_are_those_of_each_engine_by_the_models_own_name(
+    inference: Inference, routes: Routes
+) -> None:
+    routes.apply(TABLE)
+    async with admitted(inference) as admission:
+        await inference.model(admission, Deadline.after(20))
+    assert await inference.statistics("other", "2", Deadline.after(20)) == [b"m 2"]
+    assert await inference.statistics("", "", Deadline.after(20)) == [b" "]
+    with pytest.raises(ModelNotFound):
+        await inference.statistics("m", "3", Deadline.after(20))
+
+
+async def test_the_index_is_the_tables(inference: Inference, routes: Routes) -> None:
+    with pytest.raises(NotOffered) as refused:
+        await inference.index(ready_only=False)
+    assert refused.value.message == (
+        "the index of models is made from a routing table; there is none here"
+    )
+
+    routes.apply(TABLE)
+    listed = await inference.index(ready_only=False)
+    assert [(each.name, each.version) for each in listed] == [("m", "1"), ("m", "2")]
+    assert {(each.state, each.reason) for each in listed} <= {
+        (State.READY, ""),
+        (State.UNAVAILABLE, "no engine serves it now"),
+    }

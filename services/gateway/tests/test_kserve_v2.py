@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from tidegate_gateway import kserve_v2
-from tidegate_gateway.errors import EngineFailed, InvalidInput
-from tidegate_gateway.inference import Parameter, Request, Response
+from tidegate_gateway.errors import EngineFailed, InvalidInput, NotOffered
 from tidegate_gateway.models import ANY, Model, TensorSpec
+from tidegate_gateway.requests import Parameter, Request, Response, Wanted
 from tidegate_gateway.tensors import Datatype, Tensor
 from tidegate_proto import kserve_v2_pb2 as pb
+from tidegate_proto.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelParameter
 
 ONE = Tensor("a", Datatype.FP32, (1, 2), struct.pack("<2f", 1, 2.5))
 TWO = Tensor("b", Datatype.BYTES, (1,), b"\x02\x00\x00\x00hi")
@@ -60,7 +61,7 @@ def test_a_request_survives_its_message(tensors: Sequence[Tensor]) -> None:
         version="3",
         id="42",
         inputs=list(tensors),
-        outputs=["y", "z"],
+        outputs=[Wanted("y"), Wanted("z", classes=3)],
         parameters=PARAMETERS,
     )
 
@@ -197,37 +198,139 @@ def test_an_input_is_not_sent_in_two_ways() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("shared_memory_region", pb.InferParameter(string_param="region")),
-        ("classification", pb.InferParameter(int64_param=3)),
-        ("binary_data", pb.InferParameter(bool_param=True)),
-        ("unheard_of", pb.InferParameter(bool_param=False)),
-    ],
-)
 @pytest.mark.parametrize("raw", [True, False])
-def test_parameters_of_a_single_tensor_are_refused(
-    key: str, value: pb.InferParameter, raw: bool
-) -> None:
+def test_shared_memory_is_not_offered(raw: bool) -> None:
     request = message(int_contents=[1, 2])
     if raw:
         request.inputs[0].ClearField("contents")
         request.raw_input_contents.append(bytes(8))
-    request.inputs[0].parameters[key].CopyFrom(value)
-    assert refusal(request) == f"input 'x': parameter {key!r} is not offered"
+    request.inputs[0].parameters["shared_memory_region"].string_param = "region"
+    with pytest.raises(NotOffered) as refused:
+        kserve_v2.read_request(request)
+    assert refused.value.message == (
+        "input 'x': shared memory is not offered; send the tensor itself"
+    )
 
     request.inputs[0].parameters.clear()
-    request.outputs.add(name="y").parameters[key].CopyFrom(value)
-    assert refusal(request) == f"output 'y': parameter {key!r} is not offered"
+    request.outputs.add(name="y").parameters["shared_memory_offset"].int64_param = 8
+    with pytest.raises(NotOffered) as refused:
+        kserve_v2.read_request(request)
+    assert refused.value.message == (
+        "output 'y': shared memory is not offered; send the tensor itself"
+    )
 
 
-def test_no_binary_data_is_what_is_sent_anyway() -> None:
+def test_what_clients_note_for_themselves_on_a_tensor_is_passed_over() -> None:
     request = message(int_contents=[1, 2])
     request.inputs[0].parameters["binary_data"].bool_param = False
-    request.outputs.add(name="y").parameters["binary_data"].bool_param = False
+    request.outputs.add(name="y").parameters["unheard_of"].double_param = 1.5
+    request.outputs.add(name="z").parameters["classification"].int64_param = 3
 
-    assert kserve_v2.read_request(request).outputs == ["y"]
+    read = kserve_v2.read_request(request)
+
+    assert read.outputs == [Wanted("y"), Wanted("z", classes=3)]
+
+
+def test_several_faulty_tensors_are_told_together() -> None:
+    request = message("FP8", name="x")
+    request.inputs.append(message("INT32", name="y", fp32_contents=[1]).inputs[0])
+
+    assert refusal(request) == (
+        "input 'x': expected a datatype of BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, "
+        "INT32, INT64, FP16, FP32, FP64, BF16, BYTES, got 'FP8'; "
+        "input 'y': expected int_contents for INT32, got fp32_contents"
+    )
+
+
+# Statistics and configurations
+
+
+def statistics(**changes: Any) -> pb.ModelStatistics:
+    took = pb.StatisticDuration(count=2, ns=10)
+    members: dict[str, Any] = {
+        "name": "m",
+        "version": "1",
+        "last_inference": 5,
+        "inference_count": 4,
+        "execution_count": 2,
+        "inference_stats": pb.InferStatistics(success=took, queue=took),
+        "batch_stats": [pb.InferBatchStatistics(batch_size=2, compute_infer=took)],
+        "memory_usage": [pb.MemoryUsage(type="GPU", id=0, byte_size=7)],
+        "response_stats": {"0": pb.InferResponseStatistics(success=took)},
+    }
+    return pb.ModelStatistics(**(members | changes))
+
+
+def merged(*each: Sequence[pb.ModelStatistics]) -> list[pb.ModelStatistics]:
+    parts = [pb.ModelStatisticsResponse(model_stats=told).SerializeToString() for told in each]
+    return list(kserve_v2.merged_statistics(parts).model_stats)
+
+
+def test_what_engines_have_counted_is_added_up() -> None:
+    took, twice = pb.StatisticDuration(count=2, ns=10), pb.StatisticDuration(count=4, ns=20)
+    other = statistics(
+        last_inference=3,
+        batch_stats=[
+            pb.InferBatchStatistics(batch_size=1, compute_infer=took),
+            pb.InferBatchStatistics(batch_size=2, compute_infer=took),
+        ],
+        response_stats={
+            "0": pb.InferResponseStatistics(success=took),
+            "1": pb.InferResponseStatistics(fail=took),
+        },
+    )
+
+    assert merged([statistics()], [other]) == [
+        statistics(
+            inference_count=8,
+            execution_count=4,
+            inference_stats=pb.InferStatistics(success=twice, queue=twice),
+            batch_stats=[
+                pb.InferBatchStatistics(batch_size=2, compute_infer=twice),
+                pb.InferBatchStatistics(batch_size=1, compute_infer=took),
+            ],
+            memory_usage=[pb.MemoryUsage(type="GPU", id=0, byte_size=7)] * 2,
+            response_stats={
+                "0": pb.InferResponseStatistics(success=twice),
+                "1": pb.InferResponseStatistics(fail=took),
+            },
+        )
+    ]
+
+
+def test_models_and_versions_are_told_apart() -> None:
+    told = merged([statistics(version="2")], [statistics(), statistics(name="a")])
+
+    assert [(each.name, each.version) for each in told] == [("a", "1"), ("m", "1"), ("m", "2")]
+    assert {each.inference_count for each in told} == {4}
+    assert merged() == []
+
+
+def test_a_message_as_triton_has_it_in_json() -> None:
+    config = ModelConfig(
+        name="m",
+        max_batch_size=8,
+        parameters={"a": ModelParameter(string_value="b")},
+        input=[ModelInput(name="x", data_type=DataType.TYPE_FP32, dims=[-1, 2**40])],
+    )
+
+    document = kserve_v2.as_document(config)
+
+    assert document["parameters"] == {"a": {"string_value": "b"}}
+    assert document["input"] == [
+        {
+            "name": "x",
+            "data_type": "TYPE_FP32",
+            "format": "FORMAT_NONE",
+            "dims": [-1, 2**40],
+            "is_shape_tensor": False,
+            "allow_ragged_batch": False,
+            "optional": False,
+            "is_non_linear_format_io": False,
+        }
+    ]
+    assert (document["platform"], document["output"], document["metric_tags"]) == ("", [], {})
+    assert "dynamic_batching" not in document
 
 
 # Answers of an engine

@@ -1,5 +1,7 @@
 """From a ModelConfig, as Triton sends it or as it lies in a folder, to a Model."""
 
+from dataclasses import replace
+
 import pytest
 from google.protobuf import text_format
 
@@ -11,8 +13,10 @@ from tidegate_proto import model_config_pb2 as pb
 
 
 def model(text: str) -> Model:
+    """The model, without its configuration as it came."""
     config = text_format.Parse(text, pb.ModelConfig())
-    return model_configs.to_model(config, version="2", versions=["1", "2"])
+    made = model_configs.to_model(config, version="2", versions=["1", "2"])
+    return replace(made, config=b"")
 
 
 def test_a_config_is_read_whole() -> None:
@@ -49,6 +53,19 @@ def test_a_config_is_read_whole() -> None:
         ),
         parameters={"image.crop": "0.875", "scores": "softmax"},
     )
+
+
+def test_a_decoupled_model_is_one_and_its_config_goes_on_as_it_came() -> None:
+    text = """
+        name: "m" backend: "python" model_transaction_policy { decoupled: true }
+        input [{ name: "x" data_type: TYPE_INT8 dims: [5] }]
+        """
+    described = model_configs.to_model(
+        text_format.Parse(text, pb.ModelConfig()), version="1", versions=["1"]
+    )
+
+    assert described.decoupled
+    assert text_format.Parse(text, pb.ModelConfig()) == pb.ModelConfig.FromString(described.config)
 
 
 @pytest.mark.parametrize("size", [0, -1])

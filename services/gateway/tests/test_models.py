@@ -1,9 +1,12 @@
 """What a model takes and gives, and what is said of requests that do not fit."""
 
+from dataclasses import replace
+
 import pytest
 
 from tidegate_gateway.errors import InvalidInput
-from tidegate_gateway.models import ANY, Model, TensorSpec, check_inputs, check_outputs
+from tidegate_gateway.models import ANY, Model, TensorSpec, check_request
+from tidegate_gateway.requests import Parameter, Request, Wanted
 from tidegate_gateway.tensors import MAX_RANK, Datatype, Tensor
 
 PAIR = Model(
@@ -45,7 +48,7 @@ def b(*shape: int, size: int) -> Tensor:
 
 def refusal(model: Model, *inputs: Tensor) -> str:
     with pytest.raises(InvalidInput) as refused:
-        check_inputs(model, inputs)
+        check_request(model, Request(model.name, inputs))
     return refused.value.message
 
 
@@ -60,17 +63,15 @@ def refusal(model: Model, *inputs: Tensor) -> str:
     ids=["without the optional one", "largest batch", "another order", "empty batch"],
 )
 def test_what_a_model_takes(inputs: list[Tensor]) -> None:
-    check_inputs(PAIR, inputs)
+    check_request(PAIR, Request("pair", inputs))
 
 
 def test_a_scalar_and_a_large_first_dimension_where_there_is_no_batch() -> None:
-    check_inputs(
-        UNBATCHED,
-        [
-            Tensor("x", Datatype.FP32, (100, 3), bytes(1200)),
-            Tensor("scale", Datatype.FP32, (), bytes(4)),
-        ],
-    )
+    inputs = [
+        Tensor("x", Datatype.FP32, (100, 3), bytes(1200)),
+        Tensor("scale", Datatype.FP32, (), bytes(4)),
+    ]
+    check_request(UNBATCHED, Request("unbatched", inputs))
 
 
 @pytest.mark.parametrize(
@@ -148,15 +149,89 @@ def test_sizes_beyond_64_bits_are_counted_right() -> None:
     )
 
 
-@pytest.mark.parametrize("names", [[], ["sum"], ["product", "sum"]])
-def test_what_a_model_gives(names: list[str]) -> None:
-    check_outputs(PAIR, names)
+def check(*outputs: Wanted, model: Model = PAIR, **parameters: Parameter) -> None:
+    check_request(model, Request("pair", [a(1, 2)], outputs=outputs, parameters=parameters))
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [(), (Wanted("sum"),), (Wanted("product"), Wanted("sum")), (Wanted("sum", classes=3),)],
+)
+def test_what_a_model_gives(outputs: tuple[Wanted, ...]) -> None:
+    check(*outputs)
 
 
 def test_an_unknown_output_is_told() -> None:
     with pytest.raises(InvalidInput) as refused:
-        check_outputs(PAIR, ["sum", "difference", "Sum"])
+        check(Wanted("sum"), Wanted("difference"), Wanted("Sum"))
 
     assert refused.value.message == (
-        "model 'pair': expected outputs of ['sum', 'product'], got 'difference', 'Sum'"
+        "model 'pair': expected outputs of ['sum', 'product'], got 'difference'; "
+        "expected outputs of ['sum', 'product'], got 'Sum'"
+    )
+
+
+def test_there_are_no_classes_in_strings() -> None:
+    words = replace(PAIR, outputs=(TensorSpec("words", Datatype.BYTES, (ANY,)),))
+
+    check(Wanted("words"), model=words)
+    with pytest.raises(InvalidInput) as refused:
+        check(Wanted("words", classes=1), model=words)
+
+    assert refused.value.message == (
+        "model 'pair': output 'words': expected numbers to find classes in, got a model that gives "
+        "BYTES"
+    )
+
+
+@pytest.mark.parametrize(
+    ("parameters", "sentence"),
+    [
+        ({"sequence_id": -1}, "parameter 'sequence_id': expected a whole number of 64 bits or a "
+         "string, got -1"),
+        ({"sequence_id": 1.5}, "parameter 'sequence_id': expected a whole number of 64 bits or a "
+         "string, got 1.5"),
+        ({"sequence_id": "s" * 129}, "parameter 'sequence_id': expected at most 128 characters, "
+         f"got '{'s' * 129}'"),
+        ({"sequence_start": 1}, "parameter 'sequence_start': expected true or false, got 1"),
+        ({"sequence_end": "yes"}, "parameter 'sequence_end': expected true or false, got 'yes'"),
+        ({"priority": 2**64}, f"parameter 'priority': expected a whole number of 64 bits, got "
+         f"{2**64}"),
+        ({"timeout": True}, "parameter 'timeout': expected a whole number of 64 bits, got True"),
+        ({"triton_final_response": True}, "parameter 'triton_final_response': expected no name "
+         "that begins with triton_, got True"),
+    ],
+)  # fmt: skip
+def test_a_parameter_of_another_type_is_told(
+    parameters: dict[str, Parameter], sentence: str
+) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        check_request(PAIR, Request("pair", [a(1, 2)], parameters=parameters))
+
+    assert refused.value.message == f"model 'pair': {sentence}"
+
+
+def test_parameters_that_are_right() -> None:
+    check(
+        sequence_id=2**64 - 1,
+        sequence_start=True,
+        priority=0,
+        timeout=1,
+        triton_enable_empty_final_response=False,
+        own=1.5,
+    )
+    check(sequence_id="s" * 128, sequence_end=False)
+
+
+def test_faults_of_inputs_outputs_and_parameters_are_told_together() -> None:
+    with pytest.raises(InvalidInput) as refused:
+        check_request(
+            PAIR,
+            Request("pair", [a(1, 3)], outputs=[Wanted("nothing")], parameters={"timeout": "1"}),
+        )
+
+    assert refused.value.message == (
+        "model 'pair': parameter 'timeout': expected a whole number of 64 bits, got '1'; "
+        "input 'a': expected shape [-1, 2], got [1, 3]; "
+        "expected outputs of ['sum', 'product'], got 'nothing'"
     )

@@ -41,7 +41,7 @@ async def test_a_gateway_is_ready_once_it_has_heard_which_engines_there_are(
         transport = httpx.ASGITransport(gateway.admin)
         async with httpx.AsyncClient(transport=transport, base_url="http://admin") as admin:
             assert (await readyz(admin)) == (503, "the listeners are not open yet\n")
-            gateway.readiness.listening = True
+            gateway.readiness.change(listening=True)
             unheard = "it has not been told yet which engines there are\n"
             assert (await readyz(admin)) == (503, unheard)
             source.told.put_nowait(told)
@@ -49,7 +49,7 @@ async def test_a_gateway_is_ready_once_it_has_heard_which_engines_there_are(
                 while not gateway.readiness.discovered:  # noqa: ASYNC110 - it is no event
                     await asyncio.sleep(0)
             assert (await readyz(admin)) == (200, "ok\n")
-            gateway.readiness.draining = True
+            gateway.readiness.change(draining=True)
             assert (await readyz(admin)) == (503, "draining\n")
 
 
@@ -67,7 +67,7 @@ async def test_a_gateway_that_follows_a_config_map_is_ready_once_a_table_is_appl
         if has_copy:
             Store(tmp_path).save(Table(7, {"m": ModelRoutes("1", {"1": 100})}))
         async with app.opened(Settings(routing=routing)) as gateway:
-            gateway.readiness.listening = True
+            gateway.readiness.change(listening=True)
             transport = httpx.ASGITransport(gateway.admin)
             async with httpx.AsyncClient(transport=transport, base_url="http://admin") as admin:
                 assert (await readyz(admin)) == (503, "no routing table is applied yet\n")

@@ -64,6 +64,11 @@ OTHER = {
         "answers.engine_names": "True",
         "log.level": "debug",
         "images.threads": "3",
+        "http.max_header_bytes": "2048",
+        "http.compression_level": "7",
+        "grpc.max_metadata_bytes": "2048",
+        "grpc.compression": "gzip",
+        "admission.max_bytes": "7777777",
     }.get(name, "127.0.0.1" if name.endswith("host") else "77")
     for name in ALL
 }

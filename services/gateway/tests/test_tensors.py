@@ -414,7 +414,7 @@ def test_an_engines_bytes_that_are_no_text_cannot_be_json() -> None:
         tensors.to_json(Tensor("y", Datatype.BYTES, (1,), b"\x01\x00\x00\x00\xff"))
 
     assert failed.value.message == (
-        "the engine's output 'y' is not UTF-8, which JSON cannot carry; ask for it over gRPC"
+        "the engine's output 'y' is not UTF-8, which JSON cannot carry; ask for it as binary data"
     )
 
 

@@ -127,12 +127,13 @@ def test_health_and_metadata(kserve: rpc.GRPCInferenceServiceStub) -> None:
                 outputs=[
                     pb.ModelInferRequest.InferRequestedOutputTensor(
                         name="output",
-                        parameters={"classification": pb.InferParameter(int64_param=1)},
+                        parameters={"classification": pb.InferParameter(int64_param=-1)},
                     )
                 ],
             ),
             grpc.StatusCode.INVALID_ARGUMENT,
-            "output 'output': parameter 'classification' is not offered",
+            "output 'output': expected parameter 'classification' as a whole number of 1 to "
+            "2147483647, got -1",
         ),
         (
             request("slow", bytes(7)),
@@ -205,5 +206,6 @@ def test_what_is_not_offered_says_so(kserve: rpc.GRPCInferenceServiceStub) -> No
         kserve.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name="slow"))
     assert refused(caught.value) == (
         grpc.StatusCode.UNIMPLEMENTED,
-        "Tidegate does not offer RepositoryModelUnload",
+        "Tidegate does not offer RepositoryModelUnload: models are loaded and unloaded by the "
+        "operator, or by the engines' own configuration",
     )

@@ -1,6 +1,9 @@
 """KServe v2 over HTTP on a real Triton."""
 
+import json
 import socket
+import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -8,7 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tidegate_engine.local import LocalEngine
 from tidegate_gateway.local import LocalGateway
+
+from .conftest import GatewayFactory
 
 pytestmark = pytest.mark.needs("engine")
 
@@ -151,7 +157,7 @@ def test_what_is_not_there(client: httpx.Client) -> None:
         ),
         (
             [{"name": "input", "shape": [1], "datatype": "FP32"}],
-            "input 'input': expected member 'data', got none",
+            "input 'input': expected member 'data' or parameter 'binary_data_size', got none",
         ),
         (["input"], "input 0: expected an object, got a string"),
         (
@@ -163,7 +169,7 @@ def test_what_is_not_there(client: httpx.Client) -> None:
                     "parameters": {"binary_data_size": 4},
                 }
             ],
-            "input 'input': parameter 'binary_data_size' is not offered",
+            "input 'input': expected 4 bytes behind the JSON (binary_data_size), got 0",
         ),
     ],
 )
@@ -213,8 +219,11 @@ def test_a_body_over_the_limit_is_refused(client: httpx.Client) -> None:
 
 def test_a_decoupled_model_cannot_be_asked_for_one_answer(client: httpx.Client) -> None:
     response = infer(client, "repeat", tensor("INT32", [1], [1], "count"))
-    assert response.status_code == 400
-    assert error(response).startswith("model 'repeat' cannot be asked in this way: ")
+    assert (response.status_code, error(response)) == (
+        400,
+        "model 'repeat' is decoupled: it answers a request any number of times; ask it with "
+        "ModelStreamInfer, generate or generate_stream",
+    )
 
 
 def test_a_batch_over_the_models_limit_is_refused(client: httpx.Client) -> None:
@@ -266,3 +275,138 @@ def test_a_body_that_does_not_arrive_in_time_is_refused(gateway: LocalGateway, p
             answer += piece
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b"the body did not arrive within the deadline of 0.5 s" in answer
+
+
+# Beside inference
+
+
+def test_the_configuration_is_the_one_that_triton_tells(
+    client: httpx.Client, engine: LocalEngine
+) -> None:
+    for model in ("slow", "image_classifier", "batching", "repeat", "identity"):
+        theirs = httpx.get(f"http://{engine.http_address}/v2/models/{model}/config").json()
+        assert client.get(f"/v2/models/{model}/config").json() == theirs
+        assert client.get(f"/v2/models/{model}/versions/1/config").json() == theirs
+
+
+def test_statistics_are_those_of_the_engine(client: httpx.Client, engine: LocalEngine) -> None:
+    infer(client, "slow", tensor("FP32", [1], [7]))
+    for path in ("/v2/models/slow/stats", "/v2/models/slow/versions/1/stats", "/v2/models/stats"):
+        ours = client.get(path).json()
+        theirs = httpx.get(f"http://{engine.http_address}{path}").json()
+        assert {each["name"]: each for each in ours["model_stats"]} == {
+            each["name"]: each for each in theirs["model_stats"]
+        }
+    response = client.get("/v2/models/nobody/stats")
+    assert (response.status_code, error(response)) == (404, "no engine has model 'nobody'")
+
+
+def test_statistics_are_added_up_over_engines(new_gateway: GatewayFactory) -> None:
+    with LocalEngine(("slow",)) as one, LocalEngine(("slow",)) as other:
+        gateway = new_gateway(f"{one.grpc_address},{other.grpc_address}")
+        with httpx.Client(base_url=gateway.http_url, timeout=60) as both:
+            for _ in range(20):
+                assert infer(both, "slow", tensor("FP32", [1], [7])).status_code == 200
+            (stats,) = both.get("/v2/models/slow/stats").json()["model_stats"]
+        each = [
+            httpx.get(f"http://{engine.http_address}/v2/models/slow/stats").json()
+            for engine in (one, other)
+        ]
+    counts = [told["model_stats"][0]["inference_count"] for told in each]
+    assert min(counts) > 0
+    assert stats["inference_count"] == sum(counts) >= 20
+
+
+def test_the_index_needs_a_routing_table_and_is_made_from_it(
+    client: httpx.Client, engine: LocalEngine, new_gateway: GatewayFactory, tmp_path: Path
+) -> None:
+    response = client.post("/v2/repository/index")
+    assert (response.status_code, error(response)) == (
+        501,
+        "the index of models is made from a routing table; there is none here",
+    )
+
+    table = tmp_path / "table.json"
+    models = {name: {"stable": "1", "weights": {"1": 100}} for name in ("slow", "missing")}
+    table.write_text(json.dumps({"schema": 1, "revision": 1, "models": models}))
+    gateway = new_gateway(engine.grpc_address, f"--routing.table={table}")
+    ready = {"name": "slow", "version": "1", "state": "READY"}
+    missing = {
+        "name": "missing",
+        "version": "1",
+        "state": "UNAVAILABLE",
+        "reason": "no engine serves it now",
+    }
+    url = f"{gateway.http_url}/v2/repository/index"
+    deadline = time.monotonic() + 20
+    while httpx.post(url).json() != [missing, ready]:
+        assert time.monotonic() < deadline, httpx.post(url).json()
+        time.sleep(0.1)
+    assert httpx.post(url, json={"ready": True}).json() == [ready]
+    response = httpx.post(url, json={"ready": 1})
+    assert (response.status_code, error(response)) == (
+        400,
+        "the request: expected member 'ready' as true or false, got 1",
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        (
+            "/v2/repository/models/slow/load",
+            "models are loaded and unloaded by the operator, or by the engines' own configuration",
+        ),
+        (
+            "/v2/repository/models/slow/unload",
+            "models are loaded and unloaded by the operator, or by the engines' own configuration",
+        ),
+        (
+            "/v2/systemsharedmemory/region/a/register",
+            "clients and engines share no machine; send the tensors themselves",
+        ),
+        (
+            "/v2/cudasharedmemory/status",
+            "clients and engines share no machine; send the tensors themselves",
+        ),
+        (
+            "/v2/trace/setting",
+            "the engines' logs and traces are set where the engines are installed",
+        ),
+        (
+            "/v2/models/slow/trace/setting",
+            "the engines' logs and traces are set where the engines are installed",
+        ),
+        ("/v2/logging", "the engines' logs and traces are set where the engines are installed"),
+    ],
+)
+def test_what_is_not_offered_says_why(client: httpx.Client, path: str, why: str) -> None:
+    for method in ("GET", "POST"):
+        response = client.request(method, path)
+        assert (response.status_code, error(response)) == (
+            501,
+            f"Tidegate does not offer {path}: {why}",
+        )
+
+
+def test_a_priority_has_a_name(client: httpx.Client) -> None:
+    body = {"inputs": [tensor("FP32", [1], [7])]}
+    for priority, status in (("high", 200), ("low", 200), ("urgent", 400)):
+        response = client.post(
+            "/v2/models/slow/infer", json=body, headers={"tidegate-priority": priority}
+        )
+        assert response.status_code == status
+    assert error(response) == "tidegate-priority: expected high, normal or low, got 'urgent'"
+
+
+def test_json_has_so_many_values_and_no_more(
+    engine: LocalEngine, new_gateway: GatewayFactory
+) -> None:
+    gateway = new_gateway(engine.grpc_address, "--limits.max_json_values=100")
+    with httpx.Client(base_url=gateway.http_url) as limited:
+        assert infer(limited, "slow", tensor("FP32", [50], [1.0] * 50)).status_code == 200
+        response = infer(limited, "slow", tensor("FP32", [200], [1.0] * 200))
+    assert response.status_code == 413
+    assert error(response).startswith(
+        "the body: expected JSON of at most 100 values (limits.max_json_values), got "
+    )

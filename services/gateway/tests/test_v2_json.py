@@ -1,7 +1,6 @@
 """KServe v2's JSON documents: what is read, what is written, and what is said of the rest."""
 
 import json
-import math
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate_gateway import v2_json
-from tidegate_gateway.errors import EngineFailed, InvalidInput
-from tidegate_gateway.inference import Response
+from tidegate_gateway.errors import EngineFailed, InvalidInput, NotOffered, PayloadTooLarge
 from tidegate_gateway.models import ANY, Model, TensorSpec
+from tidegate_gateway.requests import Response, Wanted
 from tidegate_gateway.tensors import MAX_RANK, Datatype, Tensor, from_array
 
 
@@ -42,7 +41,7 @@ def test_a_request_is_read_whole() -> None:
 
     assert (request.model, request.version, request.id) == ("m", "3", "42")
     assert request.parameters == {"priority": 1, "name": "a", "on": True, "share": 0.5}
-    assert request.outputs == ["b", "a"]
+    assert request.outputs == [Wanted("b"), Wanted("a")]
     assert request.inputs == [
         Tensor("x", Datatype.FP32, (2,), np.array([1, 2.5], "<f4").tobytes()),
         Tensor("y", Datatype.BYTES, (1, 1), b"\x02\x00\x00\x00\xc3\xa9"),
@@ -77,9 +76,12 @@ def test_a_body_without_an_object_is_refused(body: bytes, sentence: str) -> None
     "body",
     [
         b"{",
-        b'{"a": NaN}',
-        b'{"a": Infinity}',
+        b'{"a": nan}',
+        b'{"a": Inf}',
         b'{"a": 1e999}',
+        b'{"a": [NaN, 1e999]}',
+        b'{"a": [NaN, "\\ud800"]}',
+        b'{"a": NaN, "b": ' + b"[" * 100_000,
         b'{"a": ' + b"9" * 400 + b"}",
         b'{"a": "\xff"}',
         b'{"a": "\\ud800"}',
@@ -96,6 +98,65 @@ def test_a_body_that_is_no_json_is_refused(body: bytes) -> None:
 
     assert refused.value.message.startswith("the body is not JSON: ")
     assert len(refused.value.message) < 200
+
+
+@pytest.mark.parametrize(
+    ("text", "twin"),
+    [
+        ('{"a": 1, "a": 2}', "a"),
+        ('{"a": {"b:": 1, "b:": 2}}', "b:"),
+        ('{"inputs": [{"name": "x", "name": "y"}]}', "name"),
+        ('{"inputs": [{"data": [1, {"z": 1, "z": 1}]}]}', "z"),
+        ('{"a": "x:y", "\\u0061": 2}', "a"),
+        ('{"a": NaN, "a": 2}', "a"),
+    ],
+)
+def test_a_member_is_there_once(text: str, twin: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        v2_json.parse(text.encode())
+
+    assert refused.value.message == f"the body: expected each member once, got {twin!r} twice"
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"a": 'x:"y":'},
+        {"a:b": {":": ["::", [":"]]}},
+        {"inputs": [{"data": [1, {"z": 1}]}, 3, {"data": [{"z": ":"}]}]},
+    ],
+)
+def test_colons_are_no_members(document: dict[str, Any]) -> None:
+    assert v2_json.parse(json.dumps(document).encode()) == document
+
+
+def test_twins_in_the_depth_do_not_bring_the_reader_down() -> None:
+    deep = b'{"a": ' * 1000 + b'{"b": 1, "b": 2}' + b"}" * 1000
+
+    with pytest.raises(InvalidInput):
+        v2_json.parse(deep)
+
+
+def test_a_body_has_so_many_values_and_no_more() -> None:
+    assert v2_json.parse(b'{"a": [1, 2, 3]}', max_values=3) == {"a": [1, 2, 3]}
+    with pytest.raises(PayloadTooLarge) as refused:
+        v2_json.parse(b'{"a": [1, 2, 3, 4]}', max_values=3)
+
+    assert refused.value.message == (
+        "the body: expected JSON of at most 3 values (limits.max_json_values), got 4; send tensors "
+        "as binary data"
+    )
+
+
+@pytest.mark.parametrize("datatype", [Datatype.FP16, Datatype.BF16, Datatype.FP32, Datatype.FP64])
+def test_numbers_that_are_none_have_their_names_both_ways(datatype: Datatype) -> None:
+    text = f"""{{"inputs": [{{"name": "x", "datatype": "{datatype.name}", "shape": [5],
+        "data": [NaN, Infinity, -Infinity, 0.5, -0.0]}}]}}"""
+
+    request = read(v2_json.parse(text.encode()))
+    written = v2_json.dump(v2_json.write_response(Response("m", "", request.inputs)))
+
+    assert b'"data":[NaN,Infinity,-Infinity,0.5,-0.0]' in written
 
 
 @settings(max_examples=100, deadline=None, database=None)
@@ -158,7 +219,10 @@ def test_an_unfit_request_is_refused(document: dict[str, Any], sentence: str) ->
                                     "list"),
         (tensor(shape=None), "input 'x': expected member 'shape' as a list, got none"),
         (tensor(shape=2), "input 'x': expected member 'shape' as a list, got 2"),
-        (tensor(data=None), "input 'x': expected member 'data', got none"),
+        (
+            tensor(data=None),
+            "input 'x': expected member 'data' or parameter 'binary_data_size', got none",
+        ),
         (tensor(data=7), "input 'x': expected 'data' to be a list, got 7"),
         (tensor(data=[1]), "input 'x': expected 2 elements for shape [2], got 1"),
         (
@@ -182,27 +246,46 @@ def test_an_unfit_input_is_refused(entry: object, sentence: str) -> None:
     assert refused.value.message == sentence
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("binary_data_size", 8),
-        ("shared_memory_region", "region"),
-        ("classification", 3),
-        ("binary_data", True),
-        ("binary_data", 0),
-        ("binary_data", None),
-    ],
-)
-def test_parameters_of_a_single_tensor_are_refused(key: str, value: object) -> None:
-    asked = {"binary_data": False, key: value}
-    with pytest.raises(InvalidInput) as refused:
+def test_shared_memory_is_not_offered() -> None:
+    asked = {"shared_memory_region": "r", "shared_memory_byte_size": 8}
+    with pytest.raises(NotOffered) as refused:
         # Where the bytes lie elsewhere there is no member data.
         read({"inputs": [tensor(data=None, parameters=asked)]})
-    assert refused.value.message == f"input 'x': parameter {key!r} is not offered"
+    assert refused.value.message == (
+        "input 'x': shared memory is not offered; send the tensor itself"
+    )
 
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(NotOffered) as refused:
         read({"inputs": [tensor()], "outputs": [{"name": "y", "parameters": asked}]})
-    assert refused.value.message == f"output 'y': parameter {key!r} is not offered"
+    assert refused.value.message == (
+        "output 'y': shared memory is not offered; send the tensor itself"
+    )
+
+
+def test_what_clients_note_for_themselves_on_a_tensor_is_passed_over() -> None:
+    noted = {"content_type": "np", "unheard_of": [1, {}]}
+    request = read(
+        {
+            "inputs": [tensor(parameters=noted)],
+            "outputs": [{"name": "y", "parameters": noted | {"classification": 3}}],
+        }
+    )
+
+    assert (len(request.inputs), request.outputs) == (1, [Wanted("y", classes=3)])
+
+
+@pytest.mark.parametrize(
+    ("classes", "got"),
+    [(-1, "-1"), (2**31, "2147483648"), (True, "True"), (1.0, "1.0"), ("3", "'3'")],
+)
+def test_a_number_of_classes_is_one(classes: object, got: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        read({"inputs": [], "outputs": [{"name": "y", "parameters": {"classification": classes}}]})
+
+    assert refused.value.message == (
+        "output 'y': expected parameter 'classification' as a whole number of 1 to 2147483647, "
+        f"got {got}"
+    )
 
 
 def test_parameters_of_a_single_tensor_are_an_object() -> None:
@@ -223,7 +306,7 @@ def test_no_binary_data_is_what_is_sent_anyway(parameters: object) -> None:
         }
     )
 
-    assert (request.inputs[0].name, request.outputs) == ("x", ["y"])
+    assert (request.inputs[0].name, request.outputs) == ("x", [Wanted("y")])
 
 
 @pytest.mark.parametrize(
@@ -262,7 +345,7 @@ def test_a_response_is_written_whole() -> None:
         id="42",
         parameters={"sequence_end": True},
         outputs=[
-            from_array("y", Datatype.FP16, np.array([[1.5, math.nan]], np.float16)),
+            from_array("y", Datatype.FP16, np.array([[1.5, 2]], np.float16)),
             from_array("text", Datatype.BYTES, np.array(["é".encode(), b""], dtype=object)),
             from_array("none", Datatype.INT64, np.zeros((0, 3), np.int64)),
         ],
@@ -274,7 +357,7 @@ def test_a_response_is_written_whole() -> None:
         "id": "42",
         "parameters": {"sequence_end": True},
         "outputs": [
-            {"name": "y", "datatype": "FP16", "shape": [1, 2], "data": [1.5, None]},
+            {"name": "y", "datatype": "FP16", "shape": [1, 2], "data": [1.5, 2]},
             {"name": "text", "datatype": "BYTES", "shape": [2], "data": ["é", ""]},
             {"name": "none", "datatype": "INT64", "shape": [0, 3], "data": []},
         ],

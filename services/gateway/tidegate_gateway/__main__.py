@@ -7,9 +7,8 @@ import sys
 
 import grpc.aio
 import uvloop
-from starlette.types import ASGIApp
 
-from tidegate_gateway import app, logs, settings
+from tidegate_gateway import app, connections, logs, settings
 from tidegate_gateway.dns import InvalidAddresses
 from tidegate_gateway.inference_service import InvalidModelConfigs
 from tidegate_gateway.settings import Settings
@@ -54,12 +53,14 @@ async def _serve(given: Settings) -> bool:
         grpc_port = _bind_grpc(gateway.grpc, given.grpc.host, given.grpc.port)
 
         keepalive_s = round(given.http.keepalive_s)
-        admin = _server(gateway.admin, keepalive_s)
-        http = _server(gateway.http, keepalive_s)
+        admin = serving.server(gateway.admin, keepalive_s=keepalive_s)
+        http = serving.server(
+            gateway.http, connections=connections.protocol(given.http), keepalive_s=keepalive_s
+        )
         admin_task = asyncio.create_task(admin.serve(sockets=[admin_socket]))
         http_task = asyncio.create_task(http.serve(sockets=[http_socket]))
         await gateway.grpc.start()
-        gateway.readiness.listening = True
+        gateway.readiness.change(listening=True)
         _log.info(
             "listening",
             extra={
@@ -73,7 +74,7 @@ async def _serve(given: Settings) -> bool:
         # What ends by itself is a reason to leave, too.
         ends = {stopping, http_task, admin_task, *gateway.watches}
         ended, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        gateway.readiness.draining = True
+        gateway.readiness.change(draining=True)
         for task in ended - {stopping}:
             _log.error("a part of the gateway has ended", exc_info=task.exception())
         _log.info("draining", extra={"delay_s": given.drain.delay_s})
@@ -81,15 +82,15 @@ async def _serve(given: Settings) -> bool:
 
         http.config.timeout_graceful_shutdown = math.ceil(given.drain.grace_s)
         http.should_exit = True
+        gateway.streams.leaving.set()
+        notice_s = max(0.0, given.drain.grace_s - given.drain.stream_notice_s)
+        notice = asyncio.get_running_loop().call_later(notice_s, gateway.streams.end_all)
         await asyncio.gather(http_task, gateway.grpc.stop(given.drain.grace_s))
+        notice.cancel()
         admin.should_exit = True
         await admin_task
         _log.info("gone")
         return ended == {stopping}
-
-
-def _server(application: ASGIApp, keepalive_s: int) -> serving.Server:
-    return serving.server(application, parser="httptools", keepalive_s=keepalive_s)
 
 
 def _bind_grpc(server: grpc.aio.Server, host: str, port: int) -> int:

@@ -8,7 +8,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -41,6 +41,7 @@ class Access:
         engines: the names of the endpoints that it was tried on, in order.
         tells_engines: whether answers tell them.
         error: what went wrong, if anything.
+        counts: what was counted of its parts, where it has any, by the name in the log.
     """
 
     request_id: str
@@ -53,7 +54,12 @@ class Access:
     engines: list[str] = field(default_factory=list)
     tells_engines: bool = False
     error: RequestError | None = None
+    counts: dict[str, int] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
+
+    def add_engines(self, names: Iterable[str]) -> None:
+        """Note the engines of one of its parts, each of them once."""
+        self.engines.extend(name for name in names if name not in self.engines)
 
     def headers(self) -> list[tuple[str, str]]:
         """What the answer carries besides its content: HTTP headers, or gRPC metadata."""
@@ -117,4 +123,5 @@ def _finish(access: Access, metrics: Metrics) -> None:
         fields |= {"error": access.error.message, "error_type": type(access.error).__name__}
         if access.error.detail:
             fields["detail"] = access.error.detail
+    fields |= access.counts
     _log.info("answered" if access.error is None else "refused", extra=fields)

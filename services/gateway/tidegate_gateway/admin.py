@@ -5,8 +5,9 @@ take every gateway out of its Service, and clients would get connection errors i
 that says when to try again.
 """
 
+import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.applications import Starlette
@@ -33,6 +34,18 @@ class Readiness:
     routed: bool = True
     discovered: bool = False
     draining: bool = False
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def change(self, **flags: bool) -> None:
+        """Set the attributes of these names, and tell whoever waits for it."""
+        for name, value in flags.items():
+            setattr(self, name, value)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def changed(self) -> None:
+        """Wait for the next change."""
+        await self._changed.wait()
 
     def reason_against(self) -> str:
         """Why not, or ""."""

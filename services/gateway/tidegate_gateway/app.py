@@ -18,11 +18,13 @@ from typing import Any
 
 import grpc.aio
 from fastapi import FastAPI
+from grpc_health.v1 import health
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from tidegate_gateway import __version__, rest, rest_v2, rpc
+from tidegate_gateway import __version__, rest, rest_generate, rest_v2, rpc
 from tidegate_gateway.admin import Readiness, admin_app
+from tidegate_gateway.admission import Admissions
 from tidegate_gateway.asgi import AccessMiddleware, refuse_unrouted
 from tidegate_gateway.attempts import Attempts
 from tidegate_gateway.balancing import Pool, Rules
@@ -38,6 +40,7 @@ from tidegate_gateway.inference_service import InferenceServiceEngine, ModelConf
 from tidegate_gateway.loaders import Loaders
 from tidegate_gateway.metrics import Metrics
 from tidegate_gateway.settings import EngineSettings, RoutingSettings, Settings
+from tidegate_gateway.streams import Streams
 from tidegate_gateway.table import Routes
 from tidegate_gateway.triton import Triton
 from tidegate_table.api_server import in_cluster
@@ -54,6 +57,7 @@ class Gateway:
         grpc: the gRPC server for clients, without a port.
         admin: the ASGI application for Kubernetes and Prometheus.
         readiness: what the admin port answers from; whoever runs the servers keeps it.
+        streams: what still streams when the gateway leaves is ended by whoever runs the servers.
         watches: of the engines and the routing table; one that ends has failed, and the gateway
             must not stay as if it had not.
     """
@@ -62,6 +66,7 @@ class Gateway:
     grpc: grpc.aio.Server
     admin: ASGIApp
     readiness: Readiness
+    streams: Streams[Upstream]
     watches: list[asyncio.Task[None]]
 
 
@@ -77,6 +82,8 @@ async def opened(settings: Settings) -> AsyncIterator[Gateway]:
             pod.
     """
     metrics, readiness = Metrics(), Readiness()
+    loop = asyncio.get_running_loop()
+    metrics.tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
     chance = Random()  # noqa: S311 - nothing secret
     async with AsyncExitStack() as stack:
         decoder = _decoder(settings)
@@ -88,10 +95,17 @@ async def opened(settings: Settings) -> AsyncIterator[Gateway]:
             stack.push_async_callback(loaders.close)
         endpoints = _endpoints(settings, routes, loaders, metrics, readiness)
         stack.push_async_callback(endpoints.close)
+        attempts = Attempts(
+            endpoints, settings.attempts, metrics, cancel_after_s=settings.engine.cancel_after_s
+        )
+        streams = Streams(attempts, routes, settings.stream)
         inference = Inference(
             routes,
-            Attempts(endpoints, settings.attempts, metrics),
+            attempts,
+            Admissions(settings.admission),
+            streams,
             decoder,
+            limits=settings.limits,
             description_ttl_s=settings.engine.description_ttl_s,
             description_timeout_s=settings.engine.description_timeout_s,
         )
@@ -101,6 +115,8 @@ async def opened(settings: Settings) -> AsyncIterator[Gateway]:
         watches = [endpoints.follow(snapshots)]
         if table_watch is not None:
             watches.append(table_watch())
+        health_of = health.aio.HealthServicer()
+        watches.append(_tell_health(readiness, health_of))
         yield Gateway(
             http=AccessMiddleware(
                 http_app(inference, settings),
@@ -108,9 +124,10 @@ async def opened(settings: Settings) -> AsyncIterator[Gateway]:
                 lambda: readiness.draining,
                 settings.answers,
             ),
-            grpc=rpc.server(inference, settings, metrics),
+            grpc=rpc.server(inference, streams, health_of, settings, metrics),
             admin=admin_app(readiness, metrics, routes.document, endpoints.document),
             readiness=readiness,
+            streams=streams,
             watches=[await stack.enter_async_context(_going_on(watch)) for watch in watches],
         )
 
@@ -123,6 +140,13 @@ async def _going_on(watch: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.T
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def _tell_health(readiness: Readiness, health_of: health.aio.HealthServicer) -> None:
+    """Keep the gRPC health service to what the admin port says."""
+    while True:
+        await rpc.tell_health(health_of, is_serving=not readiness.reason_against())
+        await readiness.changed()
 
 
 def _decoder(settings: Settings) -> ImageDecoder:
@@ -142,10 +166,10 @@ def _table_watch(
         return partial(follow_file, routing.table, routes, interval_s=routing.interval_s)
     if not routing.config_map or routing.folder is None:
         return None
-    readiness.routed = False
+    readiness.change(routed=False)
 
     def routed(_: Table) -> None:
-        readiness.routed = True
+        readiness.change(routed=True)
 
     routes.on_change(routed)
     api, store = in_cluster(os.environ), Store(routing.folder)
@@ -174,7 +198,7 @@ def _endpoints(
     chance = Random()  # noqa: S311 - nothing secret
 
     def discovered() -> None:
-        readiness.discovered = True
+        readiness.change(discovered=True)
 
     endpoints = Endpoints(
         Pool(_rules(settings), chance, zone=settings.balancing.zone),
@@ -241,4 +265,5 @@ def http_app(inference: Inference, settings: Settings) -> FastAPI:
     app.add_exception_handler(HTTPException, refuse_unrouted)  # type: ignore[arg-type]
     app.include_router(rest.router(inference, settings))
     app.include_router(rest_v2.router(inference, settings))
+    app.include_router(rest_generate.router(inference, settings))
     return app

@@ -138,9 +138,22 @@ def _longest_usual(usual: float, rules: AttemptSettings) -> float:
 
 
 class Attempts(Generic[E]):
-    """Answers requests at one or more of `endpoints`."""
+    """Answers requests at one or more of `endpoints`.
 
-    def __init__(self, endpoints: Endpoints[E], rules: AttemptSettings, metrics: Metrics) -> None:
+    Args:
+        cancel_after_s: seconds that an attempt may take to end by itself once nobody wants its
+            answer any more; then it is cancelled.
+    """
+
+    def __init__(
+        self,
+        endpoints: Endpoints[E],
+        rules: AttemptSettings,
+        metrics: Metrics,
+        *,
+        cancel_after_s: float = 0.0,
+    ) -> None:
+        self.cancel_after_s = cancel_after_s
         self.endpoints = endpoints
         self.rules = rules
         self.metrics = metrics
@@ -426,8 +439,11 @@ class _Course(Generic[E, T]):
             self._cancel(other, Outcome.LATE)
 
     def _cancel(self, attempt: _Attempt[E, T], outcome: Outcome) -> None:
-        attempt.task.cancel()
         attempt.task.add_done_callback(_read)
+        if self._attempts.cancel_after_s:
+            _cancel_later(attempt.task, self._attempts.cancel_after_s)
+        else:
+            attempt.task.cancel()
         self._end(attempt, outcome)
 
     def _lost(self, attempt: _Attempt[E, T], error: RequestError) -> None:
@@ -538,6 +554,12 @@ class _Course(Generic[E, T]):
             message,
             extra={"model": self._route.model, "model_version": self._version, **fields},
         )
+
+
+def _cancel_later(task: asyncio.Future[T], seconds: float) -> None:
+    """Cancel `task` in so many seconds, unless it has ended by itself."""
+    timer = asyncio.get_running_loop().call_later(seconds, task.cancel)
+    task.add_done_callback(lambda _: timer.cancel())
 
 
 def _error(task: asyncio.Future[T]) -> RequestError | None:

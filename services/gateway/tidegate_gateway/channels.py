@@ -146,6 +146,12 @@ def translate(code: grpc.StatusCode, text: str, model: str, deadline: Deadline) 
             return kind(f"model {model!r} failed in the engine", detail=f"{code.name}: {text}")
 
 
+def is_unavailable(text: str) -> bool:
+    """Whether Triton says `text` with UNAVAILABLE."""
+    words = text.lower()
+    return any(each in words for each in (_QUEUE_FULL, _QUEUE_TIMEOUT, _STOPPING, _UNREADY))
+
+
 def _not_served(code: grpc.StatusCode, text: str, model: str, deadline: Deadline) -> RequestError:
     words = text.lower()
     if code is grpc.StatusCode.UNAVAILABLE and _QUEUE_TIMEOUT in words:

@@ -330,6 +330,11 @@ class Endpoints(Generic[E]):
         """Whether an endpoint that is well is known to serve that version."""
         return self._pool.is_served((model, version))
 
+    def connected(self) -> list[E]:
+        """All engines that can be reached."""
+        up = (t for t in self._targets.values() if t.connection is Connection.UP)
+        return [target.link.engine for target in up]
+
     def document(self) -> list[dict[str, Any]]:
         """What `GET /endpoints` answers."""
         now = time.monotonic()

@@ -20,8 +20,9 @@ from tidegate_gateway.errors import (
     ModelNotFound,
     Overloaded,
 )
-from tidegate_gateway.inference import Request, Upstream
+from tidegate_gateway.inference import Upstream
 from tidegate_gateway.models import ANY, Model, TensorSpec
+from tidegate_gateway.requests import Request
 from tidegate_gateway.tensors import Tensor
 
 PARAMETER = "golden_request"

@@ -1,7 +1,8 @@
 """The heart: what it means to answer a request.
 
-    admitted   route
+    admitted   wait for a place → route
     infer      validate → attempt → answer
+    stream     validate → attempt → answers
     classify   validate → decode → attempt → score
 
 Everything is said here in the domain's words. Which protocol a request came by, and which one the
@@ -9,121 +10,56 @@ engine speaks, is known only to the modules on either side; `Upstream` is all th
 engine.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tidegate_gateway import images
+from tidegate_gateway.admission import Admissions, Priority, Slot
 from tidegate_gateway.attempts import Attempts
 from tidegate_gateway.catalogue import Catalogue
 from tidegate_gateway.deadline import Deadline
-from tidegate_gateway.errors import EngineFailed, EngineUnavailable, InvalidInput, ModelNotFound
+from tidegate_gateway.errors import (
+    EngineFailed,
+    EngineUnavailable,
+    InvalidInput,
+    ModelNotFound,
+    NotOffered,
+    PayloadTooLarge,
+)
 from tidegate_gateway.images import ImageContract, ImageDecoder
-from tidegate_gateway.models import Model, TensorSpec, check_inputs, check_outputs
+from tidegate_gateway.models import Model, TensorSpec, check_request
+from tidegate_gateway.requests import (
+    ENGINES_CHOICE,
+    FINAL,
+    Candidate,
+    Classification,
+    Request,
+    Response,
+    Wanted,
+)
 from tidegate_gateway.routing import Route
+from tidegate_gateway.settings import LimitSettings
+from tidegate_gateway.streams import Streams
 from tidegate_gateway.table import Routes
-from tidegate_gateway.tensors import Tensor, to_array
-from tidegate_table.document import is_version
-
-Parameter = bool | int | str | float
-
-ENGINES_CHOICE = ""
-"""The version of a request that leaves it to the routing table, and without one to the engine."""
+from tidegate_gateway.tensors import to_array
+from tidegate_table.document import Table, is_version
 
 STICKY_HEADER = "tidegate-sticky-key"
 """HTTP header and gRPC metadata with a key: requests of one key get one version."""
 
 # Characters. What clients may choose freely is looked up, remembered and logged.
 _LONGEST_NAME = 256
-_LONGEST_SEQUENCE = 128
 
 LONGEST_KEY = 256
 """Characters of a sticky key. It is hashed, not kept; a longer one is a mistake."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One inference.
-
-    Attributes:
-        version: the version wanted, or ENGINES_CHOICE.
-        inputs: the tensors sent.
-        outputs: names of the tensors wanted; all of them when empty.
-        id: the client's own name for the request; the answer carries it.
-        parameters: passed on to the engine.
-    """
-
-    model: str
-    inputs: Sequence[Tensor]
-    version: str = ENGINES_CHOICE
-    outputs: Sequence[str] = ()
-    id: str = ""
-    parameters: Mapping[str, Parameter] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
-    """The answer to a Request; `version` is the one that answered ("" where the engine's protocol
-    does not say)."""
-
-    model: str
-    version: str
-    outputs: Sequence[Tensor]
-    id: str = ""
-    parameters: Mapping[str, Parameter] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One class that an image may show.
-
-    Attributes:
-        index: its place in the model's output.
-        label: its name, or None where the model has no labels.
-        score: as the model's parameter `scores` says: softmax, or as it is.
-    """
-
-    index: int
-    label: str | None
-    score: float
-
-
-@dataclass(frozen=True, slots=True)
-class Classification:
-    """What an image shows.
-
-    Attributes:
-        version: as in Response.
-        predictions: the whole output tensor, batch first.
-        top: the best candidates, best first.
-    """
-
-    model: str
-    version: str
-    predictions: npt.NDArray[Any]
-    top: Sequence[Candidate]
-
-
-def check_tensor_parameters(tensor: str, parameters: Mapping[str, object]) -> None:
-    """Check that nothing is asked of a single input or output.
-
-    An engine would answer with something else than its tensor (its best classes, say), or take it
-    from elsewhere than the request.
-
-    Args:
-        tensor: what it is called in messages.
-        parameters: those of that tensor; those of the whole request are in `Request`.
-
-    Raises:
-        InvalidInput: there is one; `binary_data` may be there with False, which asks for nothing.
-    """
-    for key, value in parameters.items():
-        if key != "binary_data" or value is not False:
-            raise InvalidInput(f"{tensor}: parameter {key!r} is not offered")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +70,30 @@ class Admission:
         key: the client's sticky key, or None.
         route: where it goes.
         tried: the endpoints that it has been tried on, in order.
+        slot: its place among those that are worked on; it counts the bytes that it holds.
     """
 
     key: str | None
     route: Route
     tried: list[str]
+    slot: Slot
+
+
+class State(StrEnum):
+    """How a version is, in the words of the repository extension."""
+
+    READY = "READY"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A version in the index of models; `reason` says why it is not ready, "" where it is."""
+
+    name: str
+    version: str
+    state: State
+    reason: str
 
 
 class Upstream(Protocol):
@@ -148,8 +103,18 @@ class Upstream(Protocol):
         """Run `request`, which has been validated."""
         ...
 
+    def stream(self, request: Request, deadline: Deadline) -> AsyncGenerator[Response, None]:
+        """Run `request`, which has been validated, on a model that is decoupled: all its answers,
+        as they come. To close the generator early cancels it in the engine."""
+        ...
+
     async def describe(self, model: str, version: str, deadline: Deadline) -> Model:
         """What the engine says of a model."""
+        ...
+
+    async def statistics(self, model: str, version: str, deadline: Deadline) -> bytes:
+        """What the engine has counted of a model, or of all ("") its models, as its protocol has
+        it; it goes to clients that ask for it, unread."""
         ...
 
     async def labels(
@@ -176,32 +141,55 @@ class Inference:
         description_timeout_s: seconds that engines have to describe a model.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  the parts that it is made of
         self,
         routes: Routes,
         attempts: Attempts[Upstream],
+        admissions: Admissions,
+        streams: Streams[Upstream],
         decoder: ImageDecoder,
         *,
+        limits: LimitSettings,
         description_ttl_s: float,
         description_timeout_s: float,
     ) -> None:
         self._routes = routes
         self._attempts = attempts
+        self._admissions = admissions
+        self._streams = streams
         self._decoder = decoder
+        self._limits = limits
         self._models: Catalogue[tuple[str, str], Model] = Catalogue(
             self._describe, ttl_s=description_ttl_s, timeout_s=description_timeout_s
         )
         # By model and version, each with the outputs that it is for.
         self._labels: dict[tuple[str, str], tuple[Sequence[TensorSpec], Sequence[str | None]]] = {}
+        self._digests: dict[tuple[str, str], str] = {}
+        routes.on_change(self._forget_changed)
 
     async def close(self) -> None:
         """End what this has begun on its own."""
         await self._models.close()
 
-    @contextmanager
-    def admitted(
-        self, name: str, pin: str, key: str | None, tried: list[str]
-    ) -> Iterator[Admission]:
+    def _forget_changed(self, table: Table) -> None:
+        """Ask anew about versions that are other files now, or are gone."""
+        digests = {key: self._routes.digest(*key) for key in table.versions()}
+        for key, digest in self._digests.items():
+            if digests.get(key) != digest:
+                self._models.forget(key)
+                self._labels.pop(key, None)
+        self._digests = digests
+
+    @asynccontextmanager
+    async def admitted(  # noqa: PLR0913, PLR0917 - what is asked of a request before its content
+        self,
+        name: str,
+        pin: str,
+        key: str | None,
+        tried: list[str],
+        priority: Priority,
+        deadline: Deadline,
+    ) -> AsyncIterator[Admission]:
         """Let a request in, and hold the versions that it may go to until it has ended.
 
         Args:
@@ -209,21 +197,44 @@ class Inference:
             pin: the version that the client wants, or ENGINES_CHOICE.
             key: its sticky key, or None.
             tried: gets the names of the endpoints that the request is tried on.
+            priority: against others that wait.
+            deadline: until which it may wait.
 
         Raises:
             ModelNotFound: the table has no such model, or the version gets no traffic.
             InvalidInput: the key is too long.
+            Overloaded: there are too many already.
+            DeadlineExceeded: its turn has not come.
         """
         if key is not None and not 0 < len(key) <= LONGEST_KEY:
             raise InvalidInput(
                 f"{STICKY_HEADER}: expected 1 to {LONGEST_KEY} characters, got {len(key)}"
             )
+        # First of all, since what is not there need not wait to be told so.
+        route = self._route(name, pin, key)
+        slot = await self._admissions.enter(route.model, priority, deadline)
+        try:
+            with self._routes.in_use(name):
+                if route.revision != self._routes.revision:
+                    route = self._route(name, pin, key)
+                yield Admission(key, route, tried, slot)
+        finally:
+            slot.leave()
+
+    async def described(self, name: str, pin: str, deadline: Deadline) -> Model:
+        """What is known of a model to a client that asks for it alone.
+
+        Raises:
+            RequestError: any of the domain's errors.
+        """
         with self._routes.in_use(name):
-            yield Admission(key, self._route(name, pin, key), tried)
+            return await self._described(self._route(name, pin, None), deadline)
 
     async def model(self, admission: Admission, deadline: Deadline) -> Model:
         """What is known of the model; raises ModelNotFound and whatever the engines do."""
-        route = admission.route
+        return await self._described(admission.route, deadline)
+
+    async def _described(self, route: Route, deadline: Deadline) -> Model:
         try:
             return await self._models.get((route.model, route.version), deadline)
         except (EngineUnavailable, EngineFailed, ModelNotFound):
@@ -266,10 +277,100 @@ class Inference:
         Raises:
             RequestError: any of the domain's errors.
         """
-        model = await self.model(admission, deadline)
-        check_inputs(model, request.inputs)
-        check_outputs(model, request.outputs)
+        model = await self._checked(admission, request, deadline)
+        if model.decoupled:
+            raise InvalidInput(
+                f"model {model.name!r} is decoupled: it answers a request any number of times; ask "
+                "it with ModelStreamInfer, generate or generate_stream"
+            )
         return await self._attempt(admission, request, deadline)
+
+    async def stream(
+        self, admission: Admission, request: Request, deadline: Deadline
+    ) -> AsyncGenerator[Response, None]:
+        """All answers to `request`, of which there is one where the model is not decoupled.
+
+        Raises:
+            RequestError: any of the domain's errors; once an answer has come, the rest is lost.
+        """
+        model = await self._checked(admission, request, deadline)
+        if model.decoupled:
+            route = self._route_of(admission, request)
+            answers = self._streams.answers(
+                route,
+                lambda engine, version, until: engine.stream(
+                    replace(request, model=route.model, version=version), until
+                ),
+                deadline,
+                admission.tried,
+                sequence=request.sequence,
+            )
+            with self._remembering(route, request):
+                async with aclosing(answers):
+                    async for answer in answers:
+                        yield answer
+            return
+        answer = await self._attempt(admission, request, deadline)
+        yield replace(answer, parameters={**answer.parameters, FINAL: True})
+
+    async def statistics(self, name: str, pin: str, deadline: Deadline) -> Sequence[bytes]:
+        """What each engine that has it has counted of a model, or of all ("") models.
+
+        Raises:
+            ModelNotFound: no engine has it.
+            RequestError: one of them cannot be asked, without which all would be too little.
+        """
+        model, version = (self._route(name, pin, None).model, pin) if name else ("", "")
+        engines = self._attempts.endpoints.connected()
+        if not engines:
+            raise EngineUnavailable("no engine can be reached; try again later")
+        told = await asyncio.gather(
+            *(engine.statistics(model, version, deadline) for engine in engines),
+            return_exceptions=True,
+        )
+        found = [each for each in told if not isinstance(each, BaseException)]
+        failed = [each for each in told if isinstance(each, BaseException)]
+        for error in failed:
+            if not isinstance(error, ModelNotFound) or not found:
+                raise error
+        return found
+
+    async def index(self, *, ready_only: bool) -> Sequence[Listed]:
+        """The versions that requests may go to, by the routing table.
+
+        Raises:
+            NotOffered: there is no table, and so nobody who knows all models.
+        """
+        wanted = self._routes.wanted()
+        if wanted is None:
+            raise NotOffered("the index of models is made from a routing table; there is none here")
+        listed = [self._listed(name, version) for name, version in sorted(wanted)]
+        return [each for each in listed if each.state is State.READY or not ready_only]
+
+    def _listed(self, name: str, version: str) -> Listed:
+        if self._attempts.endpoints.serves(name, version):
+            return Listed(name, version, State.READY, "")
+        return Listed(name, version, State.UNAVAILABLE, "no engine serves it now")
+
+    async def _checked(self, admission: Admission, request: Request, deadline: Deadline) -> Model:
+        """The model, which takes `request`."""
+        limits = self._limits
+        for what, found in ("inputs", len(request.inputs)), ("outputs", len(request.outputs)):
+            if found > limits.max_tensors:
+                raise PayloadTooLarge(
+                    f"the request: expected at most {limits.max_tensors} {what} "
+                    f"(limits.max_tensors), got {found}"
+                )
+        model = await self.model(admission, deadline)
+        check_request(model, request)
+        # Not before: a hostile shape has a product that takes minutes.
+        elements = sum(prod(tensor.shape) for tensor in request.inputs)
+        if elements > limits.max_elements:
+            raise PayloadTooLarge(
+                f"the request: expected at most {limits.max_elements} elements "
+                f"(limits.max_elements), got {elements}"
+            )
+        return model
 
     async def classify(
         self, admission: Admission, file: bytes, top: int, deadline: Deadline
@@ -286,7 +387,7 @@ class Inference:
         contract = images.contract_of(model)
         output = _scores_output(model)
         tensor = await deadline.wait_for(self._decoder.decode(file, contract))
-        request = Request(model=model.name, inputs=[tensor], outputs=[output.name])
+        request = Request(model=model.name, inputs=[tensor], outputs=[Wanted(output.name)])
         response = await self._attempt(admission, request, deadline)
         predictions = _batch_of_one(response, output, contract)
         labels = await self._labels_of(model, output, request, response.version, deadline)
@@ -300,13 +401,8 @@ class Inference:
     async def _attempt(
         self, admission: Admission, request: Request, deadline: Deadline
     ) -> Response:
-        sequence = _sequence(request)
-        route = admission.route
-        if sequence and not route.pinned and admission.key is None:
-            # All of a sequence goes to one version, or its state would be lost on the way. By the
-            # model's own name: that is what the admission holds, whatever an alias means by now.
-            route = self._route(route.model, ENGINES_CHOICE, sequence)
-        try:
+        route = self._route_of(admission, request)
+        with self._remembering(route, request):
             return await self._attempts.run(
                 route,
                 lambda engine, version, until: engine.infer(
@@ -314,15 +410,31 @@ class Inference:
                 ),
                 deadline,
                 admission.tried,
-                sequence=sequence,
+                sequence=request.sequence,
             )
+
+    @contextmanager
+    def _remembering(self, route: Route, request: Request) -> Iterator[None]:
+        """Forget, once `request` has ended, what holds no longer."""
+        try:
+            yield
         except (InvalidInput, ModelNotFound):
             # It passed our checks and the engine thinks otherwise: what we remember is out of date.
             self._models.forget((route.model, route.version))
             raise
         finally:
-            if sequence and request.parameters.get("sequence_end"):
-                self._attempts.endpoints.forget_sequence((route.model, route.version), sequence)
+            if request.sequence and request.parameters.get("sequence_end"):
+                key = route.model, route.version
+                self._attempts.endpoints.forget_sequence(key, request.sequence)
+
+    def _route_of(self, admission: Admission, request: Request) -> Route:
+        """Where `request` goes: all of a sequence to one version, or its state would be lost on the
+        way. By the model's own name: that is what the admission holds, whatever an alias means by
+        now."""
+        route, sequence = admission.route, request.sequence
+        if sequence and not route.pinned and admission.key is None:
+            return self._route(route.model, ENGINES_CHOICE, sequence)
+        return route
 
     def _route(self, name: str, pin: str, key: str | None) -> Route:
         if len(name) > _LONGEST_NAME:
@@ -362,21 +474,6 @@ class Inference:
 
 def _question(model: str, version: str) -> Route:
     return Route(model, version, revision=0, pinned=True, fallback="")
-
-
-def _sequence(request: Request) -> str:
-    """What names the sequence that `request` is part of; "" for none, as Triton has it.
-
-    Raises:
-        InvalidInput: it is too long.
-    """
-    name = request.parameters.get("sequence_id", 0)
-    if isinstance(name, str) and len(name) > _LONGEST_SEQUENCE:
-        raise InvalidInput(
-            f"parameter 'sequence_id': expected at most {_LONGEST_SEQUENCE} characters, "
-            f"got {len(name)}"
-        )
-    return "" if name in (0, "") else str(name)
 
 
 def _or_elsewhere(is_so: bool) -> bool:

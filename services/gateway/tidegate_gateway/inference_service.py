@@ -4,7 +4,7 @@ That protocol has one call and no way to ask about models, so their descriptions
 in the form of a Triton model repository: <model>/config.pbtxt, and the label files it names.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 import grpc
@@ -14,9 +14,9 @@ from google.protobuf import text_format
 from tidegate_gateway import model_configs
 from tidegate_gateway.channels import translated
 from tidegate_gateway.deadline import Deadline
-from tidegate_gateway.errors import EngineFailed, ModelNotFound
-from tidegate_gateway.inference import Request, Response
+from tidegate_gateway.errors import EngineFailed, ModelNotFound, NotOffered
 from tidegate_gateway.models import Model, TensorSpec
+from tidegate_gateway.requests import Request, Response
 from tidegate_gateway.tensors import Tensor
 from tidegate_proto import inference_pb2 as pb
 from tidegate_proto import inference_pb2_grpc as rpc
@@ -75,6 +75,11 @@ class InferenceServiceEngine:
 
     async def infer(self, request: Request, deadline: Deadline) -> Response:
         """Run `request`, which has been validated."""
+        if any(wanted.classes for wanted in request.outputs):
+            raise NotOffered(
+                "classification is not offered: the engine's protocol, inference.InferenceService, "
+                "gives tensors alone"
+            )
         model = self._configs.model(request.model, request.version)
         message = pb.InferRequest(
             model_name=request.model,
@@ -88,11 +93,32 @@ class InferenceServiceEngine:
         with translated(request.model, deadline):
             answer = await self._stub.ModelInfer(message, timeout=deadline.remaining())
         outputs = [_output(model, tensor) for tensor in answer.outputs]
+        wanted = {each.name for each in request.outputs}
         return Response(
             model=answer.model_name,
             version=_ONLY_VERSION,
             id=request.id,
-            outputs=[t for t in outputs if not request.outputs or t.name in request.outputs],
+            outputs=[t for t in outputs if not wanted or t.name in wanted],
+        )
+
+    async def stream(
+        self,
+        request: Request,
+        deadline: Deadline,
+    ) -> AsyncGenerator[Response, None]:
+        """The one answer that its protocol has; a decoupled model cannot be asked by it."""
+        if self._configs.model(request.model, request.version).decoupled:
+            raise NotOffered(
+                f"model {request.model!r} is decoupled, and the engine's protocol, "
+                "inference.InferenceService, has one answer to a request"
+            )
+        yield await self.infer(request, deadline)
+
+    async def statistics(self, model: str, version: str, deadline: Deadline) -> bytes:  # noqa: ARG002
+        """Never tells: its protocol has no statistics."""
+        raise NotOffered(
+            "statistics are not offered: the engine's protocol, inference.InferenceService, has "
+            "none"
         )
 
     async def describe(self, model: str, version: str, deadline: Deadline) -> Model:  # noqa: ARG002

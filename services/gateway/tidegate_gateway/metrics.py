@@ -71,6 +71,12 @@ class Metrics:
             registry=self._registry,
         )
 
+        self.tasks = Gauge(
+            "tidegate_gateway_tasks",
+            "Tasks of the event loop: some are always there, and some more for each request",
+            registry=self._registry,
+        )
+
     def answered(
         self, *, protocol: str, route: str, model: str, status: str, seconds: float
     ) -> None:

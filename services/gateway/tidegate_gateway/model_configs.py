@@ -51,7 +51,9 @@ def to_model(config: pb.ModelConfig, *, version: str, versions: Sequence[str]) -
             )
             for spec in config.output
         ),
+        decoupled=config.model_transaction_policy.decoupled,
         parameters={key: value.string_value for key, value in config.parameters.items()},
+        config=config.SerializeToString(),
     )
 
 

@@ -2,16 +2,19 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 
 from tidegate_gateway.errors import InvalidInput
+from tidegate_gateway.faults import MOST_FAULTS
+from tidegate_gateway.requests import Request, Wanted, parameter_faults
 from tidegate_gateway.tensors import MAX_RANK, Datatype, Tensor, check_length
 
 ANY = -1
 """A dimension of any size, in the shape of a TensorSpec."""
 
-# Enough to put a request right at once; a hostile one can have a million.
-_MOST_FAULTS = 8
+
+# Triton finds no classes in them.
+_UNCLASSED = (Datatype.BOOL, Datatype.BYTES, Datatype.FP16, Datatype.BF16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,10 @@ class Model:
         versions: the versions that are served.
         platform: what runs it, in the engine's words.
         max_batch_size: the largest batch; 0 where the model has no batch dimension.
+        decoupled: whether it answers a request any number of times.
         parameters: the model's own settings (config.pbtxt).
+        config: all of its configuration, as the engine's protocol has it; it goes to clients that
+            ask for it, unread.
     """
 
     name: str
@@ -52,34 +58,39 @@ class Model:
     max_batch_size: int
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    decoupled: bool = False
     parameters: Mapping[str, str] = field(default_factory=dict)
+    config: bytes = b""
 
 
-def check_inputs(model: Model, inputs: Sequence[Tensor]) -> None:
-    """Check that `inputs` are what `model` takes.
+def check_request(model: Model, request: Request) -> None:
+    """Check that `request` is one that `model` takes.
 
     Raises:
-        InvalidInput: they are not; each of the first eight faults is told, with its input,
-            what was expected and what came.
+        InvalidInput: it is not; each of the first eight faults is told, with its tensor, what was
+            expected and what came.
     """
-    faults = list(islice(_input_faults(model, inputs), _MOST_FAULTS))
+    found = chain(
+        parameter_faults(request.parameters),
+        _input_faults(model, request.inputs),
+        _output_faults(model, request.outputs),
+    )
+    faults = list(islice(found, MOST_FAULTS))
     if faults:
         raise InvalidInput(f"model {model.name!r}: {'; '.join(faults)}")
 
 
-def check_outputs(model: Model, names: Sequence[str]) -> None:
-    """Check that `model` has the outputs asked for.
-
-    Raises:
-        InvalidInput: one of `names` is no output of it.
-    """
-    known = [spec.name for spec in model.outputs]
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise InvalidInput(
-            f"model {model.name!r}: expected outputs of {known}, "
-            f"got {', '.join(map(repr, unknown))}"
-        )
+def _output_faults(model: Model, outputs: Sequence[Wanted]) -> Iterator[str]:
+    specs = {spec.name: spec for spec in model.outputs}
+    for wanted in outputs:
+        spec = specs.get(wanted.name)
+        if spec is None:
+            yield f"expected outputs of {list(specs)}, got {wanted.name!r}"
+        elif wanted.classes and spec.datatype in _UNCLASSED:
+            yield (
+                f"output {spec.name!r}: expected numbers to find classes in, got a model that "
+                f"gives {spec.datatype.name}"
+            )
 
 
 def _input_faults(model: Model, inputs: Sequence[Tensor]) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """POST /predict and POST /predict/v2: the gateway's own two routes for web clients."""
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -11,8 +12,9 @@ from tidegate_gateway.asgi import (
     STICKY_PARAMETER,
     Timeout,
     access_of,
-    json_response,
+    answer,
     limited_body,
+    priority_of,
     route_class,
     sticky_key,
     whole_body,
@@ -28,7 +30,8 @@ from tidegate_gateway.errors import (
     RequestError,
     UnsupportedMedia,
 )
-from tidegate_gateway.inference import ENGINES_CHOICE, Classification, Inference
+from tidegate_gateway.inference import Inference
+from tidegate_gateway.requests import ENGINES_CHOICE, Classification
 from tidegate_gateway.settings import Settings
 from tidegate_gateway.tensors import json_kind
 
@@ -88,20 +91,22 @@ def router(inference: Inference, settings: Settings) -> APIRouter:
         preprocessed. `predictions` is the model's whole output, `top` its best classes."""
         until = deadline(timeout)
         access, key = access_of(request), sticky_key(request)
-        with inference.admitted(model, ENGINES_CHOICE, key, access.engines) as admission:
+        async with inference.admitted(
+            model, ENGINES_CHOICE, key, access.engines, priority_of(request), until
+        ) as admission:
             access.model = (await inference.model(admission, until)).name
-            file = await _uploaded_file(request, settings.images.max_upload_bytes, until)
+            file = await _uploaded_file(request, settings, until, admission.slot.hold)
             found = await inference.classify(admission, file, top, until)
         access.version = found.version
-        return json_response(_classification(found))
+        return await answer(request, settings.http, v2_json.dump(_classification(found)))
 
     @routes.post("/predict/v2", openapi_extra=_TENSORS_SCHEMA, summary="Infer from JSON tensors")
     async def predict_tensors(request: Request, timeout: Timeout = None) -> Response:
         """Tensors in the JSON form of KServe v2; the model may be named in the body."""
         until = deadline(timeout)
-        document = v2_json.parse(
-            await whole_body(request, settings.http.max_body_bytes, "http.max_body_bytes", until)
-        )
+        # The model is named in the body, so that it is here before anything is admitted.
+        body = await whole_body(request, settings.http, until, _uncounted)
+        document = v2_json.parse(body, max_values=settings.limits.max_json_values)
         model = document.get("model_name", settings.default_model)
         if not isinstance(model, str) or not model:
             raise InvalidInput(
@@ -109,13 +114,17 @@ def router(inference: Inference, settings: Settings) -> APIRouter:
                 f"got {json_kind(model) if model != '' else 'an empty one'}"
             )
         access, key = access_of(request), sticky_key(request)
-        with inference.admitted(model, ENGINES_CHOICE, key, access.engines) as admission:
+        async with inference.admitted(
+            model, ENGINES_CHOICE, key, access.engines, priority_of(request), until
+        ) as admission:
+            admission.slot.hold(len(body))
             access.model = (await inference.model(admission, until)).name
             response = await inference.infer(
                 admission, v2_json.read_request(document, model, ENGINES_CHOICE), until
             )
         access.version = response.version
-        return json_response({"status": "success", "data": v2_json.write_response(response)})
+        told = {"status": "success", "data": v2_json.write_response(response)}
+        return await answer(request, settings.http, v2_json.dump(told))
 
     return routes
 
@@ -167,13 +176,19 @@ class _WholeFormParser(MultiPartParser):
         return form
 
 
-async def _uploaded_file(request: Request, limit: int, until: Deadline) -> bytes:
+def _uncounted(_: int) -> None:
+    """Count no bytes yet."""
+
+
+async def _uploaded_file(
+    request: Request, settings: Settings, until: Deadline, hold: Callable[[int], None]
+) -> bytes:
     """The one file in the field `file` of a multipart body.
 
     Raises:
         UnsupportedMedia: the body is no multipart/form-data.
         InvalidInput: it is broken, or does not have exactly one file in that field.
-        PayloadTooLarge: the file is over `limit` bytes.
+        PayloadTooLarge: the file is over images.max_upload_bytes.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "multipart/form-data":
@@ -181,8 +196,16 @@ async def _uploaded_file(request: Request, limit: int, until: Deadline) -> bytes
             f"the body: expected multipart/form-data with a file in the field {_FIELD!r}, "
             f"got {kind or 'no content type'!r}"
         )
-    setting = "images.max_upload_bytes"
-    pieces = limited_body(request, limit, setting, until, overhead=_MULTIPART_OVERHEAD)
+    limit, setting = settings.images.max_upload_bytes, "images.max_upload_bytes"
+    pieces = limited_body(
+        request,
+        limit,
+        setting,
+        until,
+        silent_s=settings.http.body_silent_s,
+        hold=hold,
+        overhead=_MULTIPART_OVERHEAD,
+    )
     try:
         form = await _WholeFormParser(request.headers, pieces).parse()
     except (MultiPartException, KeyError) as error:

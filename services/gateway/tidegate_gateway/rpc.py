@@ -1,227 +1,288 @@
-"""gRPC for clients: KServe v2, and the original design's InferenceService."""
+"""gRPC for clients: KServe v2, the original design's InferenceService, health and reflection."""
 
-import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf import message_factory
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 
-from tidegate_gateway import __version__, kserve_v2, statuses
-from tidegate_gateway.access import REQUEST_ID_HEADER, Access, recorded
-from tidegate_gateway.deadline import TIMEOUT_HEADER, Deadline
-from tidegate_gateway.errors import (
-    EngineFailed,
-    InvalidInput,
-    NotOffered,
-    RequestError,
-)
-from tidegate_gateway.inference import ENGINES_CHOICE, STICKY_HEADER, Inference, Request
+from tidegate_gateway import __version__, kserve_v2
+from tidegate_gateway.errors import InvalidInput, NotOffered
+from tidegate_gateway.grpc_calls import Calls, Context, Received, reader
+from tidegate_gateway.grpc_streams import InferStream
+from tidegate_gateway.inference import Inference, Upstream
 from tidegate_gateway.metrics import Metrics
 from tidegate_gateway.models import Model
-from tidegate_gateway.settings import Settings
+from tidegate_gateway.offers import EXTENSIONS, NO_MEMORY, NO_MODELS, NO_SETTINGS, not_offered
+from tidegate_gateway.requests import ENGINES_CHOICE, Request
+from tidegate_gateway.settings import GrpcSettings, Settings
+from tidegate_gateway.streams import Streams
 from tidegate_gateway.tensors import Tensor
-from tidegate_proto import inference_pb2, inference_pb2_grpc, kserve_v2_pb2, kserve_v2_pb2_grpc
-
-_log = logging.getLogger(__name__)
-
-Context = grpc.aio.ServicerContext[Any, Any]
+from tidegate_proto import inference_pb2, kserve_v2_pb2, model_config_pb2
 
 # Milliseconds. Clients may test an idle connection this often; gRPC's own default, 300 s, cuts off
 # clients that must notice a dead peer sooner.
 _MIN_PING_INTERVAL_MS = 5000
 
-
 _FOR_EVER_MS = 2**31 - 1
 
+_COMPRESSIONS = {
+    "none": grpc.Compression.NoCompression,
+    "deflate": grpc.Compression.Deflate,
+    "gzip": grpc.Compression.Gzip,
+}
 
-def server(inference: Inference, settings: Settings, metrics: Metrics) -> grpc.aio.Server:
-    """A gRPC server of both services, answered by `inference`; it has no port yet."""
-    age = settings.grpc.max_connection_age_s
+_KSERVE = kserve_v2_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+_ORIGINAL = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
+SERVICES = (_KSERVE.full_name, _ORIGINAL.full_name)
+"""The services for inference; what their health is called, too."""
+
+
+def server(
+    inference: Inference,
+    streams: Streams[Upstream],
+    health_of: health.aio.HealthServicer,
+    settings: Settings,
+    metrics: Metrics,
+) -> grpc.aio.Server:
+    """A gRPC server of all services, answered by `inference`; it has no port yet."""
     made = grpc.aio.server(
-        options=[
-            ("grpc.max_receive_message_length", settings.grpc.max_message_bytes),
-            ("grpc.max_send_message_length", settings.engine.max_message_bytes),
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
-            ("grpc.keepalive_permit_without_calls", 1),
-            # The only GOAWAY of gRPC's that loses no call: `Server.stop` cancels those that are on
-            # their way. With it, the connections of a gateway that drains have moved on by then.
-            ("grpc.max_connection_age_ms", round(age * 1000) if age else _FOR_EVER_MS),
-            # A taken port is an error, not a second listener that gets half of the connections.
-            ("grpc.so_reuseport", 0),
-        ]
+        options=_options(settings.grpc, settings.engine.max_message_bytes),
+        compression=_COMPRESSIONS[settings.grpc.compression],
     )
-    calls = _Calls(settings, metrics)
-    kserve_v2_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(
-        GRPCInferenceService(inference, calls), made
-    )
-    inference_pb2_grpc.add_InferenceServiceServicer_to_server(
-        InferenceService(inference, calls), made
-    )
+    calls = Calls(settings, metrics)
+    kserve = GRPCInferenceService(inference, streams, settings, calls)
+    _add(made, _KSERVE, kserve)
+    _add(made, _ORIGINAL, InferenceService(inference, calls))
+    health_pb2_grpc.add_HealthServicer_to_server(health_of, made)
+    names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, made)
     return made
 
 
-class _Calls:
-    """What every call shares: its record, its deadline, its refusal."""
-
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
-        self._limits = settings.deadline
-        self._answers = settings.answers
-        self._metrics = metrics
-
-    @asynccontextmanager
-    async def answering(
-        self, method: str, context: Context
-    ) -> AsyncIterator[tuple[Access, Deadline, str | None]]:
-        """Keep the record of a call; what the body raises becomes the call's status.
-
-        Yields:
-            The record, the deadline, and the client's sticky key or None.
-        """
-        metadata = dict(context.invocation_metadata() or ())
-        sent_id = _text(metadata.get(REQUEST_ID_HEADER))
-        with recorded("grpc", sent_id, self._metrics, self._answers) as access:
-            access.route = method
-            try:
-                deadline = Deadline.requested(
-                    _text(metadata.get(TIMEOUT_HEADER)),
-                    default=self._limits.v2_s,
-                    most=self._limits.max_s,
-                )
-                key = _text(metadata.get(STICKY_HEADER))
-                yield access, deadline.earlier(context.time_remaining()), key
-                context.set_trailing_metadata(tuple(access.headers()))
-                access.status = grpc.StatusCode.OK.name
-            except RequestError as error:
-                await _refuse(context, access, error)
-            except asyncio.CancelledError:
-                access.status = grpc.StatusCode.CANCELLED.name
-                raise
-            except Exception:  # noqa: BLE001 - whatever it is, the client gets an answer
-                _log.exception("the gateway failed to answer")
-                await _refuse(
-                    context,
-                    access,
-                    EngineFailed("the gateway failed; its log says more by request id"),
-                )
+async def tell_health(health_of: health.aio.HealthServicer, *, is_serving: bool) -> None:
+    """Have the health of all services be so from now on."""
+    statuses = health_pb2.HealthCheckResponse
+    status = statuses.SERVING if is_serving else statuses.NOT_SERVING
+    for name in ("", *SERVICES):
+        await health_of.set(name, status)
 
 
-async def _refuse(context: Context, access: Access, error: RequestError) -> None:
-    access.error = error
-    access.status = statuses.grpc_code(error).name
-    context.set_trailing_metadata(tuple(access.headers()))
-    await context.abort(statuses.grpc_code(error), error.message)
+def _options(grpc_settings: GrpcSettings, max_answer_bytes: int) -> list[tuple[str, Any]]:
+    age = grpc_settings.max_connection_age_s
+    return [
+        ("grpc.max_receive_message_length", grpc_settings.max_message_bytes),
+        ("grpc.max_send_message_length", max_answer_bytes),
+        # The first is from where on gRPC begins to refuse by chance, unless both are one.
+        ("grpc.max_metadata_size", grpc_settings.max_metadata_bytes),
+        ("grpc.absolute_max_metadata_size", grpc_settings.max_metadata_bytes),
+        ("grpc.max_concurrent_streams", grpc_settings.max_concurrent_streams),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", _MIN_PING_INTERVAL_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # The only GOAWAY of gRPC's that loses no call: `Server.stop` cancels those that are on
+        # their way. With it, the connections of a gateway that drains have moved on by then.
+        ("grpc.max_connection_age_ms", round(age * 1000) if age else _FOR_EVER_MS),
+        # A taken port is an error, not a second listener that gets half of the connections.
+        ("grpc.so_reuseport", 0),
+    ]
 
 
-def _text(value: str | bytes | None) -> str | None:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
+def _add(made: grpc.aio.Server, service: ServiceDescriptor, servicer: object) -> None:
+    """Have `servicer` answer the calls of `service`, with messages that are read by `reader`."""
+    handlers = {method.name: _handler(method, servicer) for method in service.methods}
+    made.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(service.full_name, handlers),)
+    )
 
 
-class GRPCInferenceService(kserve_v2_pb2_grpc.GRPCInferenceServiceServicer):
+def _handler(method: MethodDescriptor, servicer: object) -> "grpc.RpcMethodHandler[Any, Any]":
+    answer: Callable[..., Any] = getattr(servicer, method.name)
+    make = (
+        grpc.stream_stream_rpc_method_handler
+        if method.client_streaming
+        else grpc.unary_unary_rpc_method_handler
+    )
+    return make(
+        answer,
+        request_deserializer=reader(message_factory.GetMessageClass(method.input_type)),
+        response_serializer=message_factory.GetMessageClass(method.output_type).SerializeToString,
+    )
+
+
+class GRPCInferenceService:
     """KServe v2; the calls that are not here are refused, see below."""
 
-    def __init__(self, inference: Inference, calls: _Calls) -> None:
+    def __init__(
+        self,
+        inference: Inference,
+        streams: Streams[Upstream],
+        settings: Settings,
+        calls: Calls,
+    ) -> None:
         self._inference = inference
+        self._streams = streams
+        self._settings = settings
         self._calls = calls
 
     async def ServerLive(
-        self, request: kserve_v2_pb2.ServerLiveRequest, context: Context
+        self, received: Received[kserve_v2_pb2.ServerLiveRequest], context: Context
     ) -> kserve_v2_pb2.ServerLiveResponse:
         """The gateway answers."""
         async with self._calls.answering("ServerLive", context):
+            received.read()
             return kserve_v2_pb2.ServerLiveResponse(live=True)
 
     async def ServerReady(
-        self, request: kserve_v2_pb2.ServerReadyRequest, context: Context
+        self, received: Received[kserve_v2_pb2.ServerReadyRequest], context: Context
     ) -> kserve_v2_pb2.ServerReadyResponse:
         """The gateway reaches an engine that takes requests."""
-        async with self._calls.answering("ServerReady", context) as (_, deadline, _key):
-            ready = await self._inference.server_ready(deadline)
+        async with self._calls.answering("ServerReady", context) as call:
+            received.read()
+            ready = await self._inference.server_ready(call.deadline)
             return kserve_v2_pb2.ServerReadyResponse(ready=ready)
 
     async def ModelReady(
-        self, request: kserve_v2_pb2.ModelReadyRequest, context: Context
+        self, received: Received[kserve_v2_pb2.ModelReadyRequest], context: Context
     ) -> kserve_v2_pb2.ModelReadyResponse:
         """An engine serves the model."""
-        async with self._calls.answering("ModelReady", context) as (_, deadline, _key):
-            ready = await self._inference.model_ready(request.name, request.version, deadline)
+        async with self._calls.answering("ModelReady", context) as call:
+            asked = received.read()
+            ready = await self._inference.model_ready(asked.name, asked.version, call.deadline)
             return kserve_v2_pb2.ModelReadyResponse(ready=ready)
 
     async def ServerMetadata(
-        self, request: kserve_v2_pb2.ServerMetadataRequest, context: Context
+        self, received: Received[kserve_v2_pb2.ServerMetadataRequest], context: Context
     ) -> kserve_v2_pb2.ServerMetadataResponse:
         """Who answers, and which extensions of the protocol it speaks."""
         async with self._calls.answering("ServerMetadata", context):
-            return kserve_v2_pb2.ServerMetadataResponse(name="tidegate", version=__version__)
+            received.read()
+            return kserve_v2_pb2.ServerMetadataResponse(
+                name="tidegate", version=__version__, extensions=EXTENSIONS
+            )
 
     async def ModelMetadata(
-        self, request: kserve_v2_pb2.ModelMetadataRequest, context: Context
+        self, received: Received[kserve_v2_pb2.ModelMetadataRequest], context: Context
     ) -> kserve_v2_pb2.ModelMetadataResponse:
         """The model's versions and the tensors that it takes and gives."""
-        async with self._calls.answering("ModelMetadata", context) as (_, deadline, _key):
-            with self._inference.admitted(request.name, request.version, None, []) as admission:
-                model = await self._inference.model(admission, deadline)
+        async with self._calls.answering("ModelMetadata", context) as call:
+            asked = received.read()
+            model = await self._inference.described(asked.name, asked.version, call.deadline)
             return kserve_v2.write_metadata(model)
 
+    async def ModelConfig(
+        self, received: Received[kserve_v2_pb2.ModelConfigRequest], context: Context
+    ) -> kserve_v2_pb2.ModelConfigResponse:
+        """The model's configuration, as its engine has it."""
+        async with self._calls.answering("ModelConfig", context) as call:
+            asked = received.read()
+            model = await self._inference.described(asked.name, asked.version, call.deadline)
+            return kserve_v2_pb2.ModelConfigResponse(
+                config=model_config_pb2.ModelConfig.FromString(model.config)
+            )
+
+    async def ModelStatistics(
+        self, received: Received[kserve_v2_pb2.ModelStatisticsRequest], context: Context
+    ) -> kserve_v2_pb2.ModelStatisticsResponse:
+        """What the engines have counted, each figure the sum over all of them."""
+        async with self._calls.answering("ModelStatistics", context) as call:
+            asked = received.read()
+            parts = await self._inference.statistics(asked.name, asked.version, call.deadline)
+            return kserve_v2.merged_statistics(parts)
+
+    async def RepositoryIndex(
+        self, received: Received[kserve_v2_pb2.RepositoryIndexRequest], context: Context
+    ) -> kserve_v2_pb2.RepositoryIndexResponse:
+        """The versions that get traffic, and whether an engine serves them."""
+        async with self._calls.answering("RepositoryIndex", context):
+            listed = await self._inference.index(ready_only=received.read().ready)
+            return kserve_v2_pb2.RepositoryIndexResponse(
+                models=[
+                    kserve_v2_pb2.RepositoryIndexResponse.ModelIndex(
+                        name=each.name,
+                        version=each.version,
+                        state=each.state.value,
+                        reason=each.reason,
+                    )
+                    for each in listed
+                ]
+            )
+
     async def ModelInfer(
-        self, request: kserve_v2_pb2.ModelInferRequest, context: Context
+        self, received: Received[kserve_v2_pb2.ModelInferRequest], context: Context
     ) -> kserve_v2_pb2.ModelInferResponse:
         """One inference."""
-        async with self._calls.answering("ModelInfer", context) as (access, deadline, key):
-            with self._inference.admitted(
-                request.model_name, request.model_version, key, access.engines
+        async with self._calls.answering("ModelInfer", context) as call:
+            message, access, until = received.read(), call.access, call.deadline
+            async with self._inference.admitted(
+                message.model_name,
+                message.model_version,
+                call.key,
+                access.engines,
+                call.priority,
+                until,
             ) as admission:
-                access.model = (await self._inference.model(admission, deadline)).name
+                admission.slot.hold(received.size)
+                access.model = (await self._inference.model(admission, until)).name
                 response = await self._inference.infer(
-                    admission, kserve_v2.read_request(request), deadline
+                    admission, kserve_v2.read_request(message), until
                 )
             access.version = response.version
             return kserve_v2.write_response(response)
+
+    async def ModelStreamInfer(self, _: object, context: Context) -> None:
+        """Many inferences, any number of answers to each."""
+        async with self._calls.answering("ModelStreamInfer", context) as call:
+            settings = self._settings.stream
+            await InferStream(
+                self._inference, self._streams, settings, self._calls, call, context
+            ).run()
+
+
+def _why_not(method: str) -> str:
+    if method.startswith("RepositoryModel"):
+        return NO_MODELS
+    return NO_MEMORY if "SharedMemory" in method else NO_SETTINGS
 
 
 def _not_offered(method: str) -> Callable[..., Coroutine[Any, Any, None]]:
     async def refuse(self: GRPCInferenceService, _: object, context: Context) -> None:
         async with self._calls.answering(method, context):
-            raise NotOffered(f"Tidegate does not offer {method}")
+            raise NotOffered(not_offered(method, _why_not(method)))
 
     return refuse
 
 
-for _method in kserve_v2_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
+for _method in _KSERVE.methods:
     if _method.name not in vars(GRPCInferenceService):
         setattr(GRPCInferenceService, _method.name, _not_offered(_method.name))
 
 
-class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
+class InferenceService:
     """The original design's service: the datatypes are the model's own."""
 
-    def __init__(self, inference: Inference, calls: _Calls) -> None:
+    def __init__(self, inference: Inference, calls: Calls) -> None:
         self._inference = inference
         self._calls = calls
 
     async def ModelInfer(
-        self, request: inference_pb2.InferRequest, context: Context
+        self, received: Received[inference_pb2.InferRequest], context: Context
     ) -> inference_pb2.InferResponse:
         """One inference."""
-        async with self._calls.answering("InferenceService/ModelInfer", context) as (
-            access,
-            deadline,
-            key,
-        ):
-            with self._inference.admitted(
-                request.model_name, ENGINES_CHOICE, key, access.engines
+        async with self._calls.answering("InferenceService/ModelInfer", context) as call:
+            message, access, until = received.read(), call.access, call.deadline
+            async with self._inference.admitted(
+                message.model_name, ENGINES_CHOICE, call.key, access.engines, call.priority, until
             ) as admission:
-                model = await self._inference.model(admission, deadline)
+                admission.slot.hold(received.size)
+                model = await self._inference.model(admission, until)
                 access.model = model.name
+                inputs = [_typed(model, tensor) for tensor in message.inputs]
                 response = await self._inference.infer(
-                    admission,
-                    Request(
-                        model=request.model_name,
-                        inputs=[_typed(model, tensor) for tensor in request.inputs],
-                    ),
-                    deadline,
+                    admission, Request(model=message.model_name, inputs=inputs), until
                 )
             access.version = response.version
             return inference_pb2.InferResponse(

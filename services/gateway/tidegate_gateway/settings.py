@@ -28,6 +28,7 @@ _ADDRESS = r"(\[[0-9A-Fa-f:.]+\]|[^\s/,:\[\]]+):\d{1,5}"
 _ADDRESSES = rf"^{_ADDRESS}(,{_ADDRESS})*$"
 
 EngineProtocol = Literal["kserve-v2", "inference-service"]
+GrpcCompression = Literal["none", "deflate", "gzip"]
 DiscoverySource = Literal["address", "kubernetes"]
 
 
@@ -44,6 +45,24 @@ class HttpSettings(Group):
     keepalive_s: Seconds = 75.0
     """Seconds for which a connection without requests is kept; longer than load balancers in front
     keep theirs, which is often 60, so that it is they who close."""
+    max_header_bytes: int = Field(default=64 * 2**10, ge=1024, le=2**20)
+    """Largest request line and headers together, in bytes; larger ones are answered with 431."""
+    header_timeout_s: Seconds = 10.0
+    """Seconds that a client has to send the headers of a request, from its first byte, or from the
+    connection's beginning. One that is slower is cut off."""
+    body_silent_s: Seconds = 10.0
+    """Seconds without a byte of a body after which it is given up; all of it must be here within
+    the deadline."""
+    send_silent_s: Seconds = 30.0
+    """Seconds for which a client may take nothing of its answer before it is cut off."""
+    max_connections: int = Field(default=4096, ge=1, le=1_000_000)
+    """Most connections at a time; one more is answered with 503 and closed. Keep it below the
+    process's limit of open files."""
+    compression_level: int = Field(default=1, ge=0, le=9)
+    """How hard answers are compressed for clients that ask for it (Accept-Encoding: gzip or
+    deflate): 1 is the fastest. 0: not at all."""
+    compression_least_bytes: int = Field(default=1024, ge=0, le=2**30)
+    """Smallest answer, in bytes, that is compressed."""
 
 
 class GrpcSettings(Group):
@@ -61,6 +80,13 @@ class GrpcSettings(Group):
     drain.delay_s no call is lost when a gateway leaves. 0 keeps connections for ever. A client that
     sends messages over 256 KiB needs the channel option grpc.per_rpc_retry_buffer_size above their
     size, or now and then one that meets the GOAWAY fails as UNAVAILABLE."""
+    max_metadata_bytes: int = Field(default=64 * 2**10, ge=1024, le=2**20)
+    """Largest metadata of a call, in bytes."""
+    max_concurrent_streams: int = Field(default=1000, ge=1, le=100_000)
+    """Most calls at a time on one connection; more of them wait in the client."""
+    compression: GrpcCompression = "none"
+    """How answers are compressed: none, deflate or gzip. Requests may come compressed whatever it
+    is."""
 
 
 class AdminSettings(Group):
@@ -100,6 +126,10 @@ class EngineSettings(Group):
     """Seconds that a request waits while no engine is connected but one may be about to be: it has
     just been found, or has closed its connection in order. Where all connections have failed, it is
     refused at once."""
+    cancel_after_s: float = Field(default=0.1, ge=0, le=100)
+    """Seconds that a call may take to end by itself once nobody wants its answer any more; then it
+    is cancelled in the engine. A Triton before 25.04 can crash when a call is cancelled in the very
+    moment in which it ends; with newer ones it may be 0."""
     loader_port: Port = 0
     """Port of the engines' loaders, whose GET /status tells which versions they have proven. 0:
     they have none, and are asked themselves which versions they serve."""
@@ -242,6 +272,47 @@ class DeadlineSettings(Group):
     """Most seconds that any request gets, whatever its client asks for."""
 
 
+class AdmissionSettings(Group):
+    """How much is taken in at once; what is beyond it is refused at once (429)."""
+
+    max_in_flight: int = Field(default=256, ge=1, le=100_000)
+    """Requests of one model that are worked on at a time."""
+    max_waiting: int = Field(default=256, ge=0, le=100_000)
+    """Requests of one model that may wait for their turn. One that would have to wait for longer
+    than its deadline, as the model's answers come just then, is refused at once as well."""
+    max_total: int = Field(default=2048, ge=1, le=1_000_000)
+    """Requests of all models, worked on or waiting."""
+    max_bytes: int = Field(default=2**30, ge=2**20, le=2**40)
+    """Bytes of request bodies that are held at a time."""
+
+
+class LimitSettings(Group):
+    """How much one request may hold, beside http.max_body_bytes and grpc.max_message_bytes."""
+
+    max_tensors: int = Field(default=256, ge=1, le=100_000)
+    """Most inputs, and most outputs asked for."""
+    max_elements: int = Field(default=2**26, ge=1, le=2**40)
+    """Most elements of all inputs together."""
+    max_json_values: int = Field(default=10_000_000, ge=1, le=2**30)
+    """Most values of a JSON body, by its commas; each takes some 32 bytes of memory. Send larger
+    tensors as binary ones."""
+
+
+class StreamSettings(Group):
+    """Requests with any number of answers: ModelStreamInfer and generate_stream."""
+
+    max_s: float = Field(default=3600.0, gt=0, le=7 * 86400)
+    """Most seconds that all the answers of one request may take, and the default."""
+    silent_s: Seconds = 60.0
+    """Seconds without an answer after which a request is given up."""
+    max_after_roll_s: float = Field(default=300.0, ge=0, le=86400)
+    """Seconds that a request may go on after its version has got no more traffic: a version is only
+    unloaded when all have ended."""
+    max_in_flight: int = Field(default=16, ge=1, le=10_000)
+    """Requests of one ModelStreamInfer that are worked on at a time; the next one is read when one
+    of them has ended."""
+
+
 class ImageSettings(Group):
     """Decoding of uploaded images."""
 
@@ -264,6 +335,9 @@ class DrainSettings(Group):
     balancers notice."""
     grace_s: float = Field(default=30.0, ge=0, le=3600)
     """Seconds that requests in flight then have to finish."""
+    stream_notice_s: float = Field(default=2.0, ge=0, le=3600)
+    """Seconds before the end of drain.grace_s at which what still streams is ended, with an error
+    in the stream that says why."""
 
 
 class AnswerSettings(Group):
@@ -295,6 +369,9 @@ class Settings(ProcessSettings):
     health: HealthSettings = HealthSettings()
     attempts: AttemptSettings = AttemptSettings()
     deadline: DeadlineSettings = DeadlineSettings()
+    admission: AdmissionSettings = AdmissionSettings()
+    limits: LimitSettings = LimitSettings()
+    stream: StreamSettings = StreamSettings()
     images: ImageSettings = ImageSettings()
     drain: DrainSettings = DrainSettings()
     answers: AnswerSettings = AnswerSettings()

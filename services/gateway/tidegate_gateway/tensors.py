@@ -178,7 +178,7 @@ def to_json(tensor: Tensor) -> list[Any] | npt.NDArray[Any]:
         except UnicodeDecodeError:
             raise EngineFailed(
                 f"the engine's output {tensor.name!r} is not UTF-8, which JSON cannot carry; "
-                "ask for it over gRPC"
+                "ask for it as binary data"
             ) from None
     return flat
 

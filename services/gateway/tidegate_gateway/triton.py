@@ -1,18 +1,18 @@
 """The engine as Triton: KServe v2 over gRPC."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 import grpc
 import grpc.aio
 
-from tidegate_gateway import kserve_v2, model_configs
-from tidegate_gateway.channels import translated
+from tidegate_gateway import channels, kserve_v2, model_configs
+from tidegate_gateway.channels import translate, translated
 from tidegate_gateway.deadline import Deadline
-from tidegate_gateway.errors import EngineFailed
-from tidegate_gateway.inference import Request, Response
+from tidegate_gateway.errors import EngineFailed, InvalidInput, ModelNotFound
 from tidegate_gateway.models import ANY, Model, TensorSpec
+from tidegate_gateway.requests import Request, Response
 from tidegate_gateway.tensors import to_array
 from tidegate_proto import kserve_v2_pb2 as pb
 from tidegate_proto import kserve_v2_pb2_grpc as rpc
@@ -33,6 +33,26 @@ class Triton:
             await self._infer(kserve_v2.write_request(request), deadline)
         )
 
+    async def stream(self, request: Request, deadline: Deadline) -> AsyncGenerator[Response, None]:
+        """All answers to `request`, in a stream of its own, so that its end is the answers' end."""
+        message = kserve_v2.write_request(request)
+        _limit_queueing(message, deadline)
+        # Not with the metadata triton_grpc_error, for a stream that fails with a status: it crashes
+        # Triton 2.51 now and then, when a model fails.
+        call = self._stub.ModelStreamInfer(timeout=deadline.remaining())
+        try:
+            with translated(request.model, deadline):
+                await call.write(message)
+                await call.done_writing()
+                async for answer in call:
+                    if answer.error_message:
+                        raise translate(
+                            _code_in_band(answer), answer.error_message, request.model, deadline
+                        )
+                    yield kserve_v2.read_response(answer.infer_response)
+        finally:
+            call.cancel()
+
     async def describe(self, model: str, version: str, deadline: Deadline) -> Model:
         """What Triton says of a model; raises ModelNotFound when it has none of that name."""
         config, metadata = await asyncio.gather(
@@ -42,6 +62,20 @@ class Triton:
             config.config, version=version, versions=metadata.versions
         )
         return replace(described, platform=metadata.platform)
+
+    async def statistics(self, model: str, version: str, deadline: Deadline) -> bytes:
+        """What Triton has counted of a model, or of all: a serialized ModelStatisticsResponse."""
+        try:
+            with translated(model, deadline):
+                answer = await self._stub.ModelStatistics(
+                    pb.ModelStatisticsRequest(name=model, version=version),
+                    timeout=deadline.remaining(),
+                )
+        except InvalidInput as refused:
+            # So Triton says here that it has no such model.
+            what = f"model {model!r}" + (f" in version {version}" if version else "")
+            raise ModelNotFound(f"no engine has {what}", detail=refused.detail) from None
+        return answer.SerializeToString()
 
     async def labels(
         self, request: Request, output: TensorSpec, deadline: Deadline
@@ -90,6 +124,7 @@ class Triton:
     async def _infer(
         self, message: pb.ModelInferRequest, deadline: Deadline
     ) -> pb.ModelInferResponse:
+        _limit_queueing(message, deadline)
         with translated(message.model_name, deadline):
             return await self._stub.ModelInfer(message, timeout=deadline.remaining())
 
@@ -106,3 +141,30 @@ class Triton:
             return await self._stub.ModelMetadata(
                 pb.ModelMetadataRequest(name=model, version=version), timeout=deadline.remaining()
             )
+
+
+def _limit_queueing(message: pb.ModelInferRequest, deadline: Deadline) -> None:
+    """Have Triton drop the request from its queues at the deadline: of a gRPC deadline it learns
+    only that the call is cancelled. A client's own, shorter limit stays.
+
+    Raises:
+        DeadlineExceeded: there is no time left.
+    """
+    left_us = int(deadline.remaining() * 1_000_000)
+    if left_us <= 0:
+        raise deadline.exceeded()
+    given = message.parameters["timeout"]
+    own = given.uint64_param or given.int64_param
+    given.int64_param = min(own, left_us) if own > 0 else left_us
+
+
+def _code_in_band(answer: pb.ModelStreamInferResponse) -> grpc.StatusCode:
+    """The status that Triton would have given a failure that it tells in the stream. Where the
+    model has run, its name is there."""
+    if answer.infer_response.model_name:
+        return grpc.StatusCode.INTERNAL
+    if "is not found" in answer.error_message:
+        return grpc.StatusCode.NOT_FOUND
+    if channels.is_unavailable(answer.error_message):
+        return grpc.StatusCode.UNAVAILABLE
+    return grpc.StatusCode.INVALID_ARGUMENT

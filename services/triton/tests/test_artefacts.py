@@ -244,6 +244,7 @@ def test_a_repository_is_whole_compiled_and_linked_to_the_cache(
         "repeat",
         "resnet50_cpp",
         "slow",
+        "text_stream",
         "versioned",
     }
     for folder in models.values():
@@ -309,7 +310,7 @@ def test_an_unknown_model_is_one_sentence(cache: Path, tmp_path: Path) -> None:
     assert assembled.stderr.startswith("There is no model 'resnet' in ")
     assert assembled.stderr.endswith("; there are batching, fragile, identity, image_classifier, "
                                      "paced, raising, repeat, resnet50_cpp, slow, "
-                                     "versioned.\n")  # fmt: skip
+                                     "text_stream, versioned.\n")  # fmt: skip
     assert not target.exists()
 
 

@@ -232,6 +232,33 @@ def test_repeat_streams_as_many_responses_as_it_is_asked_for(
     assert [struct.unpack("<i", *r.raw_output_contents)[0] for r in responses] == [*range(count)]
 
 
+@pytest.mark.parametrize(
+    ("options", "tokens"),
+    [
+        ({}, [b"three", b" short", b"  w\xc3\xb6rds"]),
+        ({"max_tokens": 2, "delay_ms": 1}, [b"three", b" short"]),
+        ({"fail_after": 1}, [b"three", None]),
+        ({"fail_after": 0}, [None]),
+        ({"token_bytes": 15}, [b"three short  w\xc3", b"\xb6rds"]),
+        ({"max_tokens": 0}, []),
+    ],
+)
+def test_text_stream_answers_in_pieces_and_raises_where_it_is_told_to(
+    triton: GRPCInferenceServiceStub, options: dict[str, int], tokens: list[bytes | None]
+) -> None:
+    text = "three short  wörds".encode()
+    message = request(
+        "text_stream",
+        ("text_input", "BYTES", [1], struct.pack("<I", len(text)) + text),
+        *(int32(name, value) for name, value in options.items()),
+    )
+    answers = list(triton.ModelStreamInfer(iter([message]), timeout=LIMIT_S))
+    contents = [answer.infer_response.raw_output_contents for answer in answers]
+    assert [content[0][4:] if content else None for content in contents] == tokens
+    failures = ["raised on purpose" in answer.error_message for answer in answers]
+    assert failures == [token is None for token in tokens]
+
+
 def test_batching_says_how_many_were_executed_together(triton: GRPCInferenceServiceStub) -> None:
     def batch_size(rows: int) -> list[int]:
         tensor = ("input", "FP32", [rows, 1], bytes(4 * rows))
