@@ -331,6 +331,12 @@ async def test_what_clients_name_has_a_bound(engine: Engine, inference: Inferenc
             pass
     assert unknown.value.message == "a model's name: expected at most 256 characters, got 257"
 
+    for name in ("m\x00", "m\n", "\x00"):
+        with pytest.raises(ModelNotFound) as unknown:
+            async with admitted(inference, name=name):
+                pass
+        assert unknown.value.message == f"no engine has model {name!r}"
+
     async with admitted(inference) as admission:
         request = Request("m", [PIXELS], parameters={"sequence_id": "s" * 129})
         with pytest.raises(InvalidInput) as refused:

@@ -441,6 +441,9 @@ class Inference:
             raise ModelNotFound(
                 f"a model's name: expected at most {_LONGEST_NAME} characters, got {len(name)}"
             )
+        if not name.isprintable():
+            # Triton takes what stands before a zero for the whole name.
+            raise ModelNotFound(f"no engine has model {name!r}")
         if pin != ENGINES_CHOICE and not is_version(pin):
             raise ModelNotFound(f"no engine has model {name!r} in version {pin!r}")
         return self._routes.route(name, pin, key, self._attempts.endpoints.serves)
