@@ -64,7 +64,7 @@ TRITONCLIENT = Environment(
     ".venvs/tritonclient", ("--only-group", "tritonclient"), "engine", "Triton's own client"
 )
 KSERVE = Environment(
-    ".venvs/kserve", ("--only-group", "kserve"), "engine", "KServe's client; 45 MB"
+    ".venvs/kserve", ("--only-group", "kserve"), "engine", "KServe's client; 80 MB"
 )
 PERF_ANALYZER = Environment(
     ".venvs/perf-analyzer", ("--only-group", "perf-analyzer"), "engine", "Triton's load generator"

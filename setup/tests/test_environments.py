@@ -171,6 +171,15 @@ def bare_root(folder: Path, *, required: str) -> Path:
     return folder
 
 
+def test_the_head_of_pyproject_names_each_environment() -> None:
+    head, _, _ = (environments.ROOT / "pyproject.toml").read_text().partition("[project]")
+    told = {tuple(line.strip("# ").split()) for line in head.splitlines() if "uv sync" in line}
+    made = {each for purpose in environments.PURPOSES.values() for each in purpose}
+    assert {(line[0], line[line.index("sync") + 1 :]) for line in told} == {
+        (each.path, each.contents) for each in made
+    }
+
+
 # --- Real runs ----------------------------------------------------------------------------------
 
 PYPROJECT = """

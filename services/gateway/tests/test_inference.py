@@ -393,7 +393,7 @@ async def test_a_decoupled_model_gives_all_its_answers_and_is_not_asked_for_one(
     assert len(await streamed(inference, Request("m", [PIXELS]))) == 2
 
     engine.inferred.clear()
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(NotOffered) as refused:
         async with admitted(inference) as admission:
             await inference.infer(admission, Request("m", [PIXELS]), Deadline.after(20))
     assert refused.value.message == (

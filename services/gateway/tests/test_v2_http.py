@@ -220,7 +220,7 @@ def test_a_body_over_the_limit_is_refused(client: httpx.Client) -> None:
 def test_a_decoupled_model_cannot_be_asked_for_one_answer(client: httpx.Client) -> None:
     response = infer(client, "repeat", tensor("INT32", [1], [1], "count"))
     assert (response.status_code, error(response)) == (
-        400,
+        501,
         "model 'repeat' is decoupled: it answers a request any number of times; ask it with "
         "ModelStreamInfer, generate or generate_stream",
     )

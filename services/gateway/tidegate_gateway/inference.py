@@ -279,7 +279,7 @@ class Inference:
         """
         model = await self._checked(admission, request, deadline)
         if model.decoupled:
-            raise InvalidInput(
+            raise NotOffered(
                 f"model {model.name!r} is decoupled: it answers a request any number of times; ask "
                 "it with ModelStreamInfer, generate or generate_stream"
             )
