@@ -14,6 +14,10 @@ from pathlib import Path
 
 import pytest
 
+# Read by gRPC when it is first imported. Its handlers for fork() may wait for ever for one of its
+# own threads; what is started here becomes another program at once, and needs none of it.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
 ROOT = Path(__file__).parent
 
 
