@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import socket
+import struct
 import threading
 import time
 import weakref
@@ -896,6 +897,20 @@ async def test_after_an_early_answer_a_connection_ends_where_more_may_come(
         assert await client.rest() == b""
 
 
+async def test_a_connection_that_ends_is_read_on_for_a_moment() -> None:
+    async with served(hasty) as server, server.client() as client:
+        client.send(post("/a", b"some of it", length=300_000))
+        await client.answer()
+        assert await client.rest() == b""
+        # The client has been told the end of the answers. What it still sends would meet a reset if
+        # the socket were closed, and it is not.
+        assert len(server.state.connections) == 1
+        client.send(bytes(100_000))
+        await client.writer.drain()
+        client.writer.close()
+        await until(lambda: not server.state.connections)
+
+
 async def test_a_body_that_is_asked_for_keeps_its_connection() -> None:
     async with served(echo) as server, server.client() as client:
         for _ in range(2):
@@ -968,12 +983,18 @@ async def test_who_reads_slowly_gets_all_of_it() -> None:
         assert await asyncio.to_thread(read_slowly) > size
 
 
-async def test_nothing_is_left_of_a_connection() -> None:
+@pytest.mark.parametrize("resets", [False, True], ids=["closes", "resets"])
+@pytest.mark.parametrize("last", [b"", b"POST /unfinished"], ids=["idle", "in a request"])
+async def test_nothing_is_left_of_a_connection(resets: bool, last: bytes) -> None:
     async with served(echo, header_timeout_s=300, send_silent_s=300, body_silent_s=300) as server:
         async with server.client() as client:
-            client.send(post("/a", b"body") + b"POST /unfinished")
+            client.send(post("/a", b"body") + last)
             await client.answer()
             (connection,) = map(weakref.ref, server.state.connections)
+            if resets:
+                client.writer.get_extra_info("socket").setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                )
         await until(lambda: not server.state.connections and not server.state.tasks)
         gc.collect()
         assert connection() is None
