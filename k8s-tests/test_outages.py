@@ -19,6 +19,10 @@ from tidegate_traffic.outcomes import Outcome
 from tidegate_traffic.report import Report
 
 OUTAGE_S = 60
+
+# Seconds for an engine to be replaced: a kubelet may take more than a minute until it asks an API
+# server again that has been away.
+_BACK_S = 300
 ENGINE = f"{RELEASE}-engine-0"
 
 
@@ -105,6 +109,7 @@ def replace(kube: Kubernetes, control: Control, called: Callable[[], str]) -> Fa
     eventually(
         lambda: kube.ready_pods(NAMESPACE, ENGINES).get(ENGINE, container) != container,
         f"{ENGINE} runs again",
+        timeout_s=_BACK_S,
     )
     replaced_at_s = control.in_flight().now_s
     await_answers(control, "engine", [called()], replaced_at_s)
